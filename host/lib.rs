@@ -1,0 +1,3 @@
+//! tutti: collectives as verified plans.
+
+pub mod plan;

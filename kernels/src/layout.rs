@@ -1,0 +1,318 @@
+//! What the host lays out and the interpreter reads: programs, connections, windows, one call.
+//!
+//! Everything here is `#[repr(C)]`, made of fixed-width integers and addresses, because the two sides may be a CPU
+//! thread and a GPU thread block. Sizes and offsets are asserted at the end of the file, on whichever side compiles it.
+//! Nothing here allocates or frees: the memory belongs to the host, and outlives every interpreter that sees it.
+
+/// Sources (or destinations) up to which `reduce_copy` has a loop of its own; above, one loop over the operands serves.
+pub const SPECIALISED_OPERANDS: usize = 4;
+
+/// The alignment that every slot's data has, and the spacing that keeps two counters off one cache line.
+pub const LINE_BYTES: usize = 64;
+
+/// Bytes in front of each slot's data: one cache line that holds the [`SlotHeader`].
+pub const SLOT_HEADER_BYTES: usize = LINE_BYTES;
+
+/// What a rank says it is doing: equal on all ranks of one call, or the call is an error.
+///
+/// The host packs the words (see `Fingerprint` there); the interpreter only compares them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Fingerprint {
+    /// Which call of the communicator this is, counted from 1.
+    pub sequence: u64,
+    /// Collective, element type, reduction, algorithm and root.
+    pub call: u64,
+    /// The count that the caller passed, in elements.
+    pub count: u64,
+    /// A digest of the plan.
+    pub plan: u64,
+}
+
+/// The first bytes of every slot, written by the producer before it publishes the slot.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SlotHeader {
+    /// The producer's call; the consumer compares it with its own before it touches the data.
+    pub fingerprint: Fingerprint,
+}
+
+/// Operand kinds, as numbers that both sides share.
+pub mod operand_kind {
+    /// This rank's own buffer: `index` is one of [`super::buffer`].
+    pub const LOCAL: u32 = 0;
+    /// The current slot of a connection: `index` counts this rank's send ends (destinations) or receive ends (sources).
+    pub const SLOT: u32 = 1;
+    /// A peer's exposed buffer: `index` is the rank, `buffer` one of [`super::buffer`].
+    pub const WINDOW: u32 = 2;
+}
+
+/// Buffers of a call, as indices into [`Call::buffers`] and [`Window::buffers`].
+pub mod buffer {
+    /// What the caller passed in.
+    pub const INPUT: u32 = 0;
+    /// Where the caller wants the result.
+    pub const OUTPUT: u32 = 1;
+    /// Memory of the communicator.
+    pub const SCRATCH: u32 = 2;
+    /// How many there are.
+    pub const COUNT: usize = 3;
+}
+
+/// Flags of an [`Operand`].
+pub mod operand_flag {
+    /// This source is multiplied by [`super::Call::scale`] before it is reduced (reductions that scale only).
+    pub const SCALE: u32 = 1;
+}
+
+/// Flags of a [`Step`].
+pub mod step_flag {
+    /// The result is multiplied by [`super::Call::finish`] before it is stored (reductions that scale only).
+    pub const FINISH: u32 = 1;
+    /// The step reads or writes a window: peers' memory is touched only inside the guard.
+    pub const TOUCHES_WINDOWS: u32 = 2;
+}
+
+/// One source or destination of a step.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    /// One of [`operand_kind`].
+    pub kind: u32,
+    /// Bits of [`operand_flag`].
+    pub flags: u32,
+    /// Buffer, connection end or rank, by `kind`.
+    pub index: u32,
+    /// For a window: one of [`buffer`]; otherwise 0.
+    pub buffer: u32,
+    /// Bytes from the start of the buffer at iteration 0; slots start at 0.
+    pub offset: u64,
+}
+
+/// No dependency: the value of [`Step::after_program`] when the step waits only on its operands.
+pub const NO_PROGRAM: u32 = u32::MAX;
+
+/// `destinations ← reduce(sources)`: the operands are `first_operand ..`, sources first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Bytes that the step handles over all iterations of its loop.
+    pub bytes: u64,
+    /// Steps that `after_program` must have completed before this one fires, at iteration 0 ...
+    pub after_first: u64,
+    /// ... and how many more for each further iteration.
+    pub after_stride: u64,
+    /// Index of the first source among the program's operands.
+    pub first_operand: u32,
+    /// How many sources.
+    pub source_count: u32,
+    /// How many destinations, listed after the sources.
+    pub destination_count: u32,
+    /// Bits of [`step_flag`].
+    pub flags: u32,
+    /// The program of the same rank that this step also waits on, or [`NO_PROGRAM`].
+    pub after_program: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Steps repeated over chunks: at iteration `k` each step handles bytes `k × chunk_bytes .. (k + 1) × chunk_bytes` of its
+/// operands, cut at the step's own length.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Loop {
+    /// How often the steps run.
+    pub iterations: u64,
+    /// Bytes that one iteration of one step handles at most.
+    pub chunk_bytes: u32,
+    /// Index of the first step.
+    pub first_step: u32,
+    /// How many steps; at least one.
+    pub step_count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A sequence of loops run by one thread block, or by one coroutine of a CPU thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// `loop_count` loops.
+    pub loops: *const Loop,
+    /// The steps that the loops index.
+    pub steps: *const Step,
+    /// The operands that the steps index.
+    pub operands: *const Operand,
+    /// Room for the address of each operand of one step: as many as the longest step has.
+    pub resolved: *mut *mut u8,
+    /// How many loops.
+    pub loop_count: u32,
+    /// This program's place in [`Call::completed`].
+    pub index: u32,
+}
+
+/// Steps that one program has completed in this call; alone on its cache line.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Completed {
+    /// Written by the program, read by those that wait on it.
+    pub steps: u64,
+}
+
+/// A 64-bit counter that one side writes and the other polls; alone on its cache line.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Counter {
+    /// Monotonic.
+    pub value: u64,
+}
+
+/// The producer's end of a connection. Owned by one program at a time.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct SendEnd {
+    /// The first slot's header.
+    pub slots: *mut u8,
+    /// From one slot's header to the next one's.
+    pub slot_stride_bytes: u64,
+    /// Slots published so far; lives near the consumer.
+    pub full: *mut Counter,
+    /// Slots released so far; lives near the producer.
+    pub empty: *const Counter,
+    /// Slots published so far, as the producer remembers it between calls.
+    pub sent: u64,
+    /// The newest value of `empty` that the producer has seen.
+    pub credit: u64,
+    /// How many slots there are.
+    pub slot_count: u32,
+    /// The rank at the other end.
+    pub peer: u32,
+}
+
+/// The consumer's end of a connection. Owned by one program at a time.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveEnd {
+    /// The first slot's header.
+    pub slots: *mut u8,
+    /// From one slot's header to the next one's.
+    pub slot_stride_bytes: u64,
+    /// Slots published so far; lives near the consumer.
+    pub full: *const Counter,
+    /// Slots released so far; lives near the producer.
+    pub empty: *mut Counter,
+    /// Slots released so far, as the consumer remembers it between calls.
+    pub received: u64,
+    /// The newest value of `full` that the consumer has seen.
+    pub available: u64,
+    /// How many slots there are.
+    pub slot_count: u32,
+    /// The rank at the other end.
+    pub peer: u32,
+}
+
+/// The buffers that one rank exposes during a call, as addresses that this rank can use.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Indexed by [`buffer`].
+    pub buffers: [*mut u8; buffer::COUNT],
+}
+
+/// When one step ran; written by the interpreter if the call carries a trace.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTime {
+    /// In ticks of the target's clock.
+    pub start: u64,
+    /// In ticks of the target's clock.
+    pub end: u64,
+    /// Iteration of the loop.
+    pub iteration: u64,
+    /// Which program.
+    pub program: u32,
+    /// Which of the program's steps.
+    pub step: u32,
+}
+
+/// Room for step times: one for each program, so that one thread block writes it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct Trace {
+    /// `capacity` entries.
+    pub entries: *mut StepTime,
+    /// How many fit.
+    pub capacity: u64,
+    /// How many steps ran; entries above `capacity` were not kept.
+    pub count: u64,
+}
+
+/// Everything that the programs of one rank share during one call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// What this rank says it is doing.
+    pub fingerprint: Fingerprint,
+    /// Indexed by [`buffer`].
+    pub buffers: [*mut u8; buffer::COUNT],
+    /// Indexed by rank; an entry may be read once a slot of that rank has arrived in this call.
+    pub windows: *const Window,
+    /// This rank's producing ends, as the plan numbers them.
+    pub sends: *mut SendEnd,
+    /// This rank's consuming ends, as the plan numbers them.
+    pub receives: *mut ReceiveEnd,
+    /// Indexed by program.
+    pub completed: *mut Completed,
+    /// Nonzero when the communicator has been aborted.
+    pub abort: *const u32,
+    /// Nonzero while this rank may be touching a window; null where nobody's memory depends on it.
+    pub touching: *mut u32,
+    /// Indexed by program; null when steps are not timed.
+    pub traces: *mut Trace,
+    /// What a marked source is multiplied by (f32; see the reductions).
+    pub scale: f32,
+    /// What a marked result is multiplied by.
+    pub finish: f32,
+}
+
+/// What a kernel launch receives.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// The call.
+    pub call: Call,
+    /// One program for each thread block.
+    pub programs: *const Program,
+    /// How many.
+    pub program_count: u32,
+    /// One of [`launch_status`], written by the first program that cannot go on.
+    pub status: u32,
+}
+
+/// Values of [`Launch::status`].
+pub mod launch_status {
+    /// Every program has run to its end, or is still running.
+    pub const GOOD: u32 = 0;
+    /// The abort word was raised.
+    pub const ABORTED: u32 = 1;
+    /// A slot arrived that belongs to another call.
+    pub const MISMATCH: u32 = 2;
+}
+
+// Both sides are 64-bit; a layout that moved would be read as nonsense, so it does not compile.
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<*const u8>() == 8);
+    assert!(size_of::<Fingerprint>() == 32);
+    assert!(size_of::<SlotHeader>() == SLOT_HEADER_BYTES);
+    assert!(size_of::<Operand>() == 24 && offset_of!(Operand, offset) == 16);
+    assert!(size_of::<Step>() == 48 && offset_of!(Step, first_operand) == 24);
+    assert!(size_of::<Loop>() == 24 && offset_of!(Loop, chunk_bytes) == 8);
+    assert!(size_of::<Program>() == 40 && offset_of!(Program, loop_count) == 32);
+    assert!(size_of::<Completed>() == 64 && size_of::<Counter>() == 64);
+    assert!(size_of::<SendEnd>() == 64 && offset_of!(SendEnd, slot_count) == 48);
+    assert!(size_of::<ReceiveEnd>() == 64 && offset_of!(ReceiveEnd, slot_count) == 48);
+    assert!(size_of::<Window>() == 64 && size_of::<StepTime>() == 32 && size_of::<Trace>() == 64);
+    assert!(size_of::<Call>() == 120 && offset_of!(Call, scale) == 112 && offset_of!(Call, windows) == 56);
+    assert!(size_of::<Launch>() == 136 && offset_of!(Launch, programs) == 120);
+};

@@ -1,0 +1,3 @@
+//! tutti's data plane.
+#![no_std]
+pub mod layout;
