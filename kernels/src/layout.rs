@@ -71,6 +71,8 @@ pub mod step_flag {
     pub const FINISH: u32 = 1;
     /// The step reads or writes a window: peers' memory is touched only inside the guard.
     pub const TOUCHES_WINDOWS: u32 = 2;
+    /// A step of another program waits on this one, so its completion is published in [`super::Call::completed`].
+    pub const AWAITED: u32 = 4;
 }
 
 /// One source or destination of a step.
@@ -183,7 +185,7 @@ pub struct SendEnd {
     pub sent: u64,
     /// The newest value of `empty` that the producer has seen.
     pub credit: u64,
-    /// How many slots there are.
+    /// How many slots there are; a power of two.
     pub slot_count: u32,
     /// The rank at the other end.
     pub peer: u32,
@@ -205,7 +207,7 @@ pub struct ReceiveEnd {
     pub received: u64,
     /// The newest value of `full` that the consumer has seen.
     pub available: u64,
-    /// How many slots there are.
+    /// How many slots there are; a power of two.
     pub slot_count: u32,
     /// The rank at the other end.
     pub peer: u32,

@@ -1,3 +1,18 @@
-//! tutti's data plane.
+//! tutti's data plane: the fused copy-and-reduce and the step interpreter.
+//!
+//! One source for both targets: compiled for `nvptx64-nvidia-cuda` it becomes the PTX that runs on GPUs, compiled for the
+//! host it is what CPU ranks run. What differs by target (loads and stores, thread index, barriers, acquire and release)
+//! sits in [`target`].
+//!
+//! **Invariant.** `no_std`, no allocation, no panics, no blocking: [`interpreter::advance`] either fires one step or says
+//! why it cannot. The interpreter never knows which transport it is on: a connection is memory, nothing more. This crate
+//! depends on nothing.
+
 #![no_std]
+
+pub mod element;
+pub mod interpreter;
 pub mod layout;
+pub mod reduce_copy;
+pub mod reduction;
+pub mod target;

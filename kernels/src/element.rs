@@ -1,0 +1,180 @@
+//! Element types: how a pack of elements becomes numbers to calculate with, and becomes elements again.
+//!
+//! A new type is one `element!` row here and one row in the kernel table.
+
+use crate::target::{PACK_BYTES, narrow_f16, widen_f16};
+
+/// What arithmetic is done in.
+pub trait Number: Copy {
+    /// `self + other`.
+    fn add(self, other: Self) -> Self;
+    /// `self × other`.
+    fn multiply(self, other: Self) -> Self;
+    /// The lesser; a NaN if either is one; −0 is less than +0.
+    fn minimum(self, other: Self) -> Self;
+    /// The greater; a NaN if either is one; −0 is less than +0.
+    fn maximum(self, other: Self) -> Self;
+    /// `self × factor`, for the scale and the finish of a reduction.
+    fn scaled(self, factor: f32) -> Self;
+}
+
+/// A float's bits as an integer that orders as the float does, −0 below +0; NaNs lie outside both infinities.
+#[inline(always)]
+fn order_key(value: f32) -> i32 {
+    let bits = value.to_bits() as i32;
+    bits ^ (((bits >> 31) as u32) >> 1) as i32
+}
+
+/// `chosen` unless one of the operands is a NaN: then that one.
+#[inline(always)]
+fn nan_or(left: f32, right: f32, chosen: f32) -> f32 {
+    let chosen = if right.is_nan() { right } else { chosen };
+    if left.is_nan() { left } else { chosen }
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn add(self, other: f32) -> f32 {
+        self + other
+    }
+
+    #[inline(always)]
+    fn multiply(self, other: f32) -> f32 {
+        self * other
+    }
+
+    #[inline(always)]
+    fn minimum(self, other: f32) -> f32 {
+        nan_or(self, other, if order_key(self) < order_key(other) { self } else { other })
+    }
+
+    #[inline(always)]
+    fn maximum(self, other: f32) -> f32 {
+        nan_or(self, other, if order_key(self) > order_key(other) { self } else { other })
+    }
+
+    #[inline(always)]
+    fn scaled(self, factor: f32) -> f32 {
+        self * factor
+    }
+}
+
+/// An element type, as memory holds it and as arithmetic sees it.
+pub trait Element: Copy + 'static {
+    /// Bytes of one element.
+    const BYTES: usize;
+    /// What one element's bits are.
+    type Bits: Copy;
+    /// What arithmetic is done in.
+    type Number: Number;
+    /// [`PACK_BYTES`] bytes of elements.
+    type Pack: Copy;
+    /// The numbers of one pack.
+    type Wide: Copy;
+
+    /// One element's number; exact.
+    fn widen(bits: Self::Bits) -> Self::Number;
+    /// The nearest element, ties to even.
+    fn narrow(number: Self::Number) -> Self::Bits;
+    /// [`Element::widen`] of a whole pack.
+    fn widen_pack(pack: Self::Pack) -> Self::Wide;
+    /// [`Element::narrow`] of a whole pack.
+    fn narrow_pack(wide: Self::Wide) -> Self::Pack;
+    /// `f` of each number.
+    fn map(wide: Self::Wide, f: impl Fn(Self::Number) -> Self::Number) -> Self::Wide;
+    /// `f` of each pair of numbers.
+    fn zip(left: Self::Wide, right: Self::Wide, f: impl Fn(Self::Number, Self::Number) -> Self::Number) -> Self::Wide;
+}
+
+macro_rules! element {
+    ($(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $widen:expr, $narrow:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name;
+
+        impl Element for $name {
+            const BYTES: usize = size_of::<$bits>();
+            type Bits = $bits;
+            type Number = $number;
+            type Pack = [$bits; PACK_BYTES / size_of::<$bits>()];
+            type Wide = [$number; PACK_BYTES / size_of::<$bits>()];
+
+            #[inline(always)]
+            fn widen(bits: $bits) -> $number {
+                $widen(bits)
+            }
+
+            #[inline(always)]
+            fn narrow(number: $number) -> $bits {
+                $narrow(number)
+            }
+
+            #[inline(always)]
+            fn widen_pack(pack: Self::Pack) -> Self::Wide {
+                pack.map($widen)
+            }
+
+            #[inline(always)]
+            fn narrow_pack(wide: Self::Wide) -> Self::Pack {
+                wide.map($narrow)
+            }
+
+            #[inline(always)]
+            fn map(mut wide: Self::Wide, f: impl Fn($number) -> $number) -> Self::Wide {
+                for number in &mut wide {
+                    *number = f(*number);
+                }
+                wide
+            }
+
+            #[inline(always)]
+            fn zip(mut left: Self::Wide, right: Self::Wide, f: impl Fn($number, $number) -> $number) -> Self::Wide {
+                for (left, right) in left.iter_mut().zip(right) {
+                    *left = f(*left, right);
+                }
+                left
+            }
+        }
+    };
+}
+
+element!(
+    /// IEEE 754 binary32.
+    F32,
+    u32,
+    f32,
+    f32::from_bits,
+    f32::to_bits
+);
+element!(
+    /// IEEE 754 binary16, calculated in f32.
+    F16,
+    u16,
+    f32,
+    widen_f16,
+    narrow_f16
+);
+element!(
+    /// The upper half of a binary32, calculated in f32.
+    Bf16,
+    u16,
+    f32,
+    widen_bf16,
+    narrow_bf16
+);
+
+/// bf16 to f32, exactly.
+#[inline(always)]
+fn widen_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// f32 to bf16, to nearest even; a NaN stays one.
+#[inline(always)]
+fn narrow_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could carry a NaN's payload into the sign, and truncation could leave none of it.
+    let quiet = (bits >> 16) | 0x40;
+    (if value.is_nan() { quiet } else { rounded }) as u16
+}

@@ -1,0 +1,355 @@
+//! The step interpreter: runs one program of a plan, one step at a time.
+//!
+//! [`advance`] looks at the program's current step. If every operand is ready — a source's slot is full, a destination's
+//! slot is free, the step it waits on is done — it runs the whole copy-and-reduce, publishes and releases the slots, and
+//! moves on. If not, it says so and returns: nothing here waits. A CPU thread rotates its programs through it, a thread
+//! block polls it.
+//!
+//! All threads of a team call it together. The operands of a step are shared out among them: thread `t` polls operand `t`,
+//! leaves its address where all can read it, and publishes or releases it at the end; votes join their findings.
+
+use crate::element::Element;
+use crate::layout::{
+    Call, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime, operand_flag,
+    operand_kind, step_flag,
+};
+use crate::reduce_copy::{Isa, Operands, reduce_copy};
+use crate::reduction::Reduction;
+use crate::target::{
+    all, any, barrier, begin_touch, end_touch, is_aborted, load_acquire, store_release, thread_count, thread_index,
+    timestamp,
+};
+
+/// How far a program has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The current loop.
+    pub loop_index: u32,
+    /// The current step of that loop.
+    pub step: u32,
+    /// The current iteration of that loop.
+    pub iteration: u64,
+    /// Steps completed, in all iterations of all loops.
+    pub completed: u64,
+}
+
+/// The answer of [`advance`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A step ran.
+    Fired,
+    /// The current step's operand of this index is not ready ([`NO_OPERAND`]: the step that it comes after is not done).
+    Waiting {
+        /// Index among the step's operands; on a GPU, of one that this thread looked at.
+        operand: u32,
+    },
+    /// Every step has run.
+    Done,
+    /// The abort word is raised.
+    Aborted,
+    /// The slot of the current step's operand of this index belongs to another call.
+    Mismatch {
+        /// Index among the step's operands.
+        operand: u32,
+    },
+}
+
+/// See [`Progress::Waiting`].
+pub const NO_OPERAND: u32 = u32::MAX;
+
+/// What one thread found out about the operands that it polled.
+enum Poll {
+    Ready,
+    Waiting(u32),
+    Mismatch(u32),
+}
+
+/// Fires the current step of `program` if it is ready.
+///
+/// # Safety
+/// `program` and `call` describe memory that is valid until the call is over, as the host lays it out: indices in range,
+/// connections with one producing and one consuming program each, local and window operands inside their buffers,
+/// addresses aligned to `E`. `state` is this program's own, starts as the default and is only changed here. No other team
+/// runs the same program. The processor has `isa`.
+#[inline(always)]
+pub unsafe fn advance<E: Element, R: Reduction>(isa: Isa, program: &Program, state: &mut State, call: &Call) -> Progress {
+    if state.loop_index == program.loop_count {
+        return Progress::Done;
+    }
+    // SAFETY: the state is in range: it starts at the first step, and `move_on` keeps it there.
+    let (looped, step, operands) = unsafe {
+        let looped = &*program.loops.add(state.loop_index as usize);
+        let step = &*program.steps.add((looped.first_step + state.step) as usize);
+        (looped, step, program.operands.add(step.first_operand as usize))
+    };
+    let start = state.iteration * u64::from(looped.chunk_bytes);
+    let remaining = step.bytes.saturating_sub(start);
+    let chunk = u64::from(looped.chunk_bytes);
+    let bytes = if remaining < chunk { remaining } else { chunk };
+
+    // SAFETY: passed on from the caller.
+    let poll = unsafe { poll(program, state, call, step, operands, start) };
+    if any(matches!(poll, Poll::Mismatch(_))) {
+        return Progress::Mismatch { operand: if let Poll::Mismatch(operand) = poll { operand } else { NO_OPERAND } };
+    }
+    if !all(matches!(poll, Poll::Ready)) {
+        // SAFETY: the abort word outlives the call.
+        if any(unsafe { is_aborted(call.abort) }) {
+            return Progress::Aborted;
+        }
+        return Progress::Waiting { operand: if let Poll::Waiting(operand) = poll { operand } else { NO_OPERAND } };
+    }
+    let touches_windows = step.flags & step_flag::TOUCHES_WINDOWS != 0;
+    // SAFETY: both words outlive the call.
+    if touches_windows && !all(unsafe { begin_touch(call.touching, call.abort) }) {
+        // SAFETY: as above.
+        unsafe { end_touch(call.touching) };
+        return Progress::Aborted;
+    }
+    let begun = if call.traces.is_null() { 0 } else { timestamp() };
+    if bytes > 0 {
+        let operands = StepOperands { program, step, operands, call };
+        // SAFETY: `poll` has resolved the addresses, each valid for `bytes` bytes from there.
+        unsafe { reduce_copy::<E, R>(isa, &operands, bytes as usize) };
+    }
+    // Every thread's loads and stores come before the counters that any thread moves below.
+    barrier();
+    if touches_windows {
+        // SAFETY: as above.
+        unsafe { end_touch(call.touching) };
+    }
+    // SAFETY: passed on from the caller.
+    unsafe {
+        publish(call, step, operands);
+        if !call.traces.is_null() && thread_index() == 0 {
+            record(program, state, call, looped.first_step + state.step, begun);
+        }
+    }
+    state.completed += 1;
+    if step.flags & step_flag::AWAITED != 0 && thread_index() == 0 {
+        // SAFETY: the table has an entry for each program, and only this program writes this one.
+        unsafe { store_release(&raw mut (*call.completed.add(program.index as usize)).steps, state.completed) };
+    }
+    move_on(state, looped.step_count, looped.iterations);
+    Progress::Fired
+}
+
+/// The next step, iteration or loop.
+#[inline(always)]
+fn move_on(state: &mut State, step_count: u32, iterations: u64) {
+    state.step += 1;
+    if state.step < step_count {
+        return;
+    }
+    state.step = 0;
+    state.iteration += 1;
+    if state.iteration < iterations {
+        return;
+    }
+    state.iteration = 0;
+    state.loop_index += 1;
+}
+
+/// Polls this thread's share of the step's operands and leaves the address of each in `program.resolved`.
+///
+/// # Safety
+/// As [`advance`].
+#[inline(always)]
+unsafe fn poll(
+    program: &Program,
+    state: &State,
+    call: &Call,
+    step: &Step,
+    operands: *const Operand,
+    start: u64,
+) -> Poll {
+    let mut found = Poll::Ready;
+    if step.after_program != NO_PROGRAM && thread_index() == 0 {
+        let needed = step.after_first + state.iteration * step.after_stride;
+        // SAFETY: the table has an entry for each program.
+        let done = unsafe { load_acquire(&raw const (*call.completed.add(step.after_program as usize)).steps) };
+        if done < needed {
+            found = Poll::Waiting(NO_OPERAND);
+        }
+    }
+    let count = step.source_count + step.destination_count;
+    let mut index = thread_index() as u32;
+    while index < count {
+        // SAFETY: the step's operands are in range, and `resolved` has room for as many addresses as any step has.
+        unsafe {
+            let operand = &*operands.add(index as usize);
+            let address = match operand.kind {
+                operand_kind::LOCAL => (*(&raw const call.buffers).cast::<*mut u8>().add(operand.index as usize))
+                    .wrapping_add((operand.offset + start) as usize),
+                operand_kind::WINDOW => {
+                    let window = call.windows.add(operand.index as usize);
+                    (*(&raw const (*window).buffers).cast::<*mut u8>().add(operand.buffer as usize))
+                        .wrapping_add((operand.offset + start) as usize)
+                }
+                _ if index < step.source_count => {
+                    let end = &mut *call.receives.add(operand.index as usize);
+                    match poll_receive(end, call) {
+                        Ok(address) => address,
+                        Err(true) => return Poll::Mismatch(index),
+                        Err(false) => return Poll::Waiting(index),
+                    }
+                }
+                _ => {
+                    let end = &mut *call.sends.add(operand.index as usize);
+                    let Some(address) = poll_send(end) else { return Poll::Waiting(index) };
+                    address
+                }
+            };
+            *program.resolved.add(index as usize) = address;
+        }
+        index += thread_count() as u32;
+    }
+    found
+}
+
+/// The data of the current slot, if it is full; `Err(true)` if it belongs to another call.
+///
+/// # Safety
+/// The connection's memory is valid, and no other thread uses this end now.
+#[inline(always)]
+unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> Result<*mut u8, bool> {
+    if end.available == end.received {
+        // Acquires what the producer wrote into the slots before it published them.
+        // SAFETY: the counter is valid.
+        end.available = unsafe { load_acquire(&raw const (*end.full).value) };
+        if end.available == end.received {
+            return Err(false);
+        }
+    }
+    // SAFETY: the slot lies inside the connection's memory, and is this side's until it is released.
+    unsafe {
+        let slot = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.received);
+        if (*slot.cast::<SlotHeader>()).fingerprint != call.fingerprint {
+            return Err(true);
+        }
+        Ok(slot.add(SLOT_HEADER_BYTES))
+    }
+}
+
+/// The data of the next slot, if it is free.
+///
+/// # Safety
+/// As [`poll_receive`].
+#[inline(always)]
+unsafe fn poll_send(end: &mut SendEnd) -> Option<*mut u8> {
+    if end.sent - end.credit >= u64::from(end.slot_count) {
+        // Acquires the consumer's last look at the slot that it released.
+        // SAFETY: the counter is valid.
+        end.credit = unsafe { load_acquire(&raw const (*end.empty).value) };
+        if end.sent - end.credit >= u64::from(end.slot_count) {
+            return None;
+        }
+    }
+    // SAFETY: the slot lies inside the connection's memory, and is this side's until it is published.
+    unsafe { Some(slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).add(SLOT_HEADER_BYTES)) }
+}
+
+/// The header of the slot that comes `count`-th on a connection.
+///
+/// # Safety
+/// `slots` is the first of `slot_count` (a power of two) slots.
+#[inline(always)]
+unsafe fn slot(slots: *mut u8, stride_bytes: u64, slot_count: u32, count: u64) -> *mut u8 {
+    // SAFETY: the index is below `slot_count`.
+    unsafe { slots.add(((count & u64::from(slot_count - 1)) * stride_bytes) as usize) }
+}
+
+/// Releases this thread's share of source slots and publishes its share of destination slots.
+///
+/// # Safety
+/// As [`advance`]; the operands have been polled ready, and the team's data is in place.
+#[inline(always)]
+unsafe fn publish(call: &Call, step: &Step, operands: *const Operand) {
+    let count = step.source_count + step.destination_count;
+    let mut index = thread_index() as u32;
+    while index < count {
+        // SAFETY: as in `poll`.
+        unsafe {
+            let operand = &*operands.add(index as usize);
+            if operand.kind == operand_kind::SLOT {
+                if index < step.source_count {
+                    let end = &mut *call.receives.add(operand.index as usize);
+                    end.received += 1;
+                    // Orders the team's loads from the slot before the producer's next stores to it.
+                    store_release(&raw mut (*end.empty).value, end.received);
+                } else {
+                    let end = &mut *call.sends.add(operand.index as usize);
+                    let header = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent);
+                    *header.cast::<SlotHeader>() = SlotHeader { fingerprint: call.fingerprint };
+                    end.sent += 1;
+                    // Orders the header and the team's stores to the slot before the consumer's loads from it.
+                    store_release(&raw mut (*end.full).value, end.sent);
+                }
+            }
+        }
+        index += thread_count() as u32;
+    }
+}
+
+/// Keeps when the step ran, if there is room.
+///
+/// # Safety
+/// `call.traces` has an entry for each program, with room for as many entries as it says; this is the program's leader.
+#[inline(always)]
+unsafe fn record(program: &Program, state: &State, call: &Call, step: u32, start: u64) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let trace = &mut *call.traces.add(program.index as usize);
+        if trace.count < trace.capacity {
+            let time = StepTime { start, end: timestamp(), iteration: state.iteration, program: program.index, step };
+            *trace.entries.add(trace.count as usize) = time;
+        }
+        trace.count += 1;
+    }
+}
+
+/// A step's operands, their addresses resolved.
+struct StepOperands<'a> {
+    program: &'a Program,
+    step: &'a Step,
+    operands: *const Operand,
+    call: &'a Call,
+}
+
+// SAFETY: `poll` wrote the addresses, and nothing changes them before the step is over; what they point at is the caller's
+// promise to `advance`.
+unsafe impl Operands for StepOperands<'_> {
+    #[inline(always)]
+    fn source_count(&self) -> usize {
+        self.step.source_count as usize
+    }
+
+    #[inline(always)]
+    fn destination_count(&self) -> usize {
+        self.step.destination_count as usize
+    }
+
+    #[inline(always)]
+    fn source(&self, index: usize) -> *const u8 {
+        // SAFETY: `resolved` holds an address for each operand of the step.
+        unsafe { *self.program.resolved.add(index) }
+    }
+
+    #[inline(always)]
+    fn destination(&self, index: usize) -> *mut u8 {
+        // SAFETY: as above; destinations come after the sources.
+        unsafe { *self.program.resolved.add(self.step.source_count as usize + index) }
+    }
+
+    #[inline(always)]
+    fn scale(&self, index: usize) -> Option<f32> {
+        // SAFETY: the operand is in range.
+        let marked = unsafe { (*self.operands.add(index)).flags } & operand_flag::SCALE != 0;
+        marked.then_some(self.call.scale)
+    }
+
+    #[inline(always)]
+    fn finish(&self) -> Option<f32> {
+        (self.step.flags & step_flag::FINISH != 0).then_some(self.call.finish)
+    }
+}

@@ -1,0 +1,212 @@
+//! A CPU thread: a team of one.
+
+use core::ptr;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bytes that one thread loads and stores at once: a cache line, whatever vector width the compiler has for it.
+pub const PACK_BYTES: usize = 64;
+
+/// What a pack's address must be a multiple of.
+pub const PACK_ALIGNMENT: usize = 1;
+
+/// Packs that one thread handles per trip of the hot loop.
+pub const UNROLL: usize = 2;
+
+/// Threads that read neighbouring packs.
+pub const WARP_THREADS: usize = 1;
+
+/// This thread's place in its team.
+#[inline(always)]
+pub fn thread_index() -> usize {
+    0
+}
+
+/// Threads in the team.
+#[inline(always)]
+pub fn thread_count() -> usize {
+    1
+}
+
+/// Waits for the team; what its threads wrote before is visible to all of them afterwards.
+#[inline(always)]
+pub fn barrier() {}
+
+/// [`barrier`], and whether `vote` is true on any thread of the team.
+#[inline(always)]
+pub fn any(vote: bool) -> bool {
+    vote
+}
+
+/// [`barrier`], and whether `vote` is true on every thread of the team.
+#[inline(always)]
+pub fn all(vote: bool) -> bool {
+    vote
+}
+
+/// Reads a counter; what its writer did before [`store_release`] is visible afterwards.
+///
+/// # Safety
+/// `counter` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn load_acquire(counter: *const u64) -> u64 {
+    // SAFETY: the caller vouches for the address; the counter is only ever accessed atomically while shared.
+    unsafe { AtomicU64::from_ptr(counter.cast_mut()) }.load(Ordering::Acquire)
+}
+
+/// Writes a counter after everything that this team did before it (its threads having met at a [`barrier`]).
+///
+/// # Safety
+/// `counter` is valid for an aligned atomic write.
+#[inline(always)]
+pub unsafe fn store_release(counter: *mut u64, value: u64) {
+    // SAFETY: as in `load_acquire`.
+    unsafe { AtomicU64::from_ptr(counter) }.store(value, Ordering::Release);
+}
+
+/// Reads the abort word. It orders nothing: who sees it raised only stops.
+///
+/// # Safety
+/// `abort` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn is_aborted(abort: *const u32) -> bool {
+    // SAFETY: as in `load_acquire`.
+    unsafe { AtomicU32::from_ptr(abort.cast_mut()) }.load(Ordering::Relaxed) != 0
+}
+
+/// Says that this rank is about to touch peers' memory, unless the communicator has been aborted: then it must not, and
+/// the answer is false.
+///
+/// Together with [`end_touch`] this is the guard on memory that was only lent: its owner raises the abort word, then waits
+/// for every peer's `touching` to fall. The fence is what makes that sound: of the two sides, each writing its own word and
+/// then reading the other's, at least one sees the other (Dekker's argument), so either this rank sees the abort and stays
+/// out or the owner sees this rank inside and waits.
+///
+/// # Safety
+/// `abort` is valid for an aligned atomic read; `touching` is null or valid for an aligned atomic write.
+#[inline(always)]
+pub unsafe fn begin_touch(touching: *mut u32, abort: *const u32) -> bool {
+    if !touching.is_null() {
+        // SAFETY: the caller vouches for the address, and the word is only ever accessed atomically.
+        unsafe { AtomicU32::from_ptr(touching) }.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+    // SAFETY: passed on from the caller.
+    if unsafe { is_aborted(abort) } {
+        // SAFETY: passed on from the caller.
+        unsafe { end_touch(touching) };
+        return false;
+    }
+    true
+}
+
+/// Says that this rank no longer touches peers' memory; everything that it did there comes before.
+///
+/// # Safety
+/// `touching` is null or valid for an aligned atomic write.
+#[inline(always)]
+pub unsafe fn end_touch(touching: *mut u32) {
+    if !touching.is_null() {
+        // SAFETY: as in `begin_touch`.
+        unsafe { AtomicU32::from_ptr(touching) }.store(0, Ordering::Release);
+    }
+}
+
+/// The clock of step times, in ticks; orders nothing.
+#[inline(always)]
+pub fn timestamp() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: every x86-64 has a time-stamp counter, and nothing here runs where reading it is forbidden.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let ticks: u64;
+        // SAFETY: the virtual counter is readable at every exception level that runs ordinary programs.
+        unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
+        ticks
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        0
+    }
+}
+
+/// Loads a pack.
+///
+/// # Safety
+/// `address` is valid for reading a `P`, at any alignment.
+#[inline(always)]
+pub unsafe fn load_pack<P: Copy>(address: *const u8) -> P {
+    // SAFETY: passed on from the caller.
+    unsafe { ptr::read_unaligned(address.cast()) }
+}
+
+/// Stores a pack.
+///
+/// # Safety
+/// `address` is valid for writing a `P`, at any alignment.
+#[inline(always)]
+pub unsafe fn store_pack<P: Copy>(address: *mut u8, pack: P) {
+    // SAFETY: passed on from the caller.
+    unsafe { ptr::write_unaligned(address.cast(), pack) }
+}
+
+/// Copies bytes with the whole team; the two ranges are the same or do not overlap.
+///
+/// # Safety
+/// `source` is valid for reading and `destination` for writing `bytes` bytes.
+#[inline(always)]
+pub unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize) {
+    if !ptr::eq(source, destination) {
+        // SAFETY: passed on from the caller; ranges that are not the same do not overlap.
+        unsafe { ptr::copy_nonoverlapping(source, destination, bytes) };
+    }
+}
+
+/// f16 to f32, exactly; a NaN keeps its payload.
+///
+/// Branch-free so that the compiler can vectorise it. The exponent is rebased by adding; infinities and NaNs need it a
+/// second time, and subnormals are normalised by a subtraction that is exact (Fabian Giesen, "half to float done quick").
+#[inline(always)]
+pub fn widen_f16(bits: u16) -> f32 {
+    const EXPONENT: u32 = 0x7c00 << 13;
+    let magnitude = (u32::from(bits) & 0x7fff) << 13;
+    let sign = (u32::from(bits) & 0x8000) << 16;
+    let exponent = magnitude & EXPONENT;
+    let normal = magnitude.wrapping_add((127 - 15) << 23);
+    let special = normal.wrapping_add((128 - 16) << 23);
+    let subnormal = (f32::from_bits(normal.wrapping_add(1 << 23)) - f32::from_bits(113 << 23)).to_bits();
+    let value = if exponent == EXPONENT {
+        special
+    } else if exponent == 0 {
+        subnormal
+    } else {
+        normal
+    };
+    f32::from_bits(value | sign)
+}
+
+/// f32 to f16, to nearest even; overflow gives infinity, a NaN stays one.
+///
+/// As in [`widen_f16`], without branches: subnormal results let one addition of a large number do the rounding, normal ones
+/// add half a unit less one, plus the bit that decides ties.
+#[inline(always)]
+pub fn narrow_f16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let sign = ((bits >> 16) & 0x8000) as u16;
+    const SUBNORMAL_MAGIC: u32 = ((127 - 15) + (23 - 10) + 1) << 23;
+    let subnormal = (f32::from_bits(magnitude) + f32::from_bits(SUBNORMAL_MAGIC)).to_bits().wrapping_sub(SUBNORMAL_MAGIC);
+    let odd = (magnitude >> 13) & 1;
+    let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff).wrapping_add(odd) >> 13;
+    let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+    let result = if magnitude >= 0x4780_0000 {
+        special
+    } else if magnitude < 113 << 23 {
+        subnormal
+    } else {
+        normal
+    };
+    result as u16 | sign
+}
