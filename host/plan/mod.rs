@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod verify;
+
 use std::fmt;
 
 /// Declares a `u32` newtype that prints itself with a prefix, as in `r3`.
