@@ -14,7 +14,7 @@ use super::expression::{ExpressionId, Expressions, Term};
 use super::memory::{Bytes, Moment, Now, Run, Trouble, Value, push_run};
 use super::shape::{ProgramShape, Shape};
 use super::violation::{Limit, Memory, Place, Placement, RankList, Standing, ViolationKind, Violations, WaitsFor};
-use super::{MAX_WORK, Report};
+use super::{MAX_STORED, MAX_WORK, Report};
 use crate::plan::{Buffer, Collective, ConnectionId, Operand, Plan, Rank, Step, StepId};
 
 /// What all executions of one plan share.
@@ -104,6 +104,8 @@ pub(super) struct Execution<'a, 'b> {
     waiters: Vec<Vec<(u64, usize)>>,
     /// By owner and toucher.
     touches: HashMap<(Rank, usize), Touch>,
+    /// Intervals and reads in all memories, and intervals in full slots.
+    stored: u64,
     report: Report,
     // Room that is used again for each step.
     sources: Vec<Vec<Run>>,
@@ -153,6 +155,7 @@ impl<'a, 'b> Execution<'a, 'b> {
             completed: HashMap::new(),
             waiters: vec![Vec::new(); program_count],
             touches: HashMap::new(),
+            stored: 0,
             report: Report::new(plan.ranks.len()),
             sources: Vec::new(),
             result: Vec::new(),
@@ -167,7 +170,9 @@ impl<'a, 'b> Execution<'a, 'b> {
             let physical = execution.locate(rank, Buffer::Input, 0, bytes);
             let input = execution.context.expressions.input(rank);
             let value = Value { expression: input, shift: 0 }.placed_at(physical.start);
-            execution.memories[physical.memory].fill(physical.start, physical.end, value);
+            let bytes = &mut execution.memories[physical.memory];
+            bytes.fill(physical.start, physical.end, value);
+            execution.stored += bytes.stored;
         }
         execution
     }
@@ -195,12 +200,13 @@ impl<'a, 'b> Execution<'a, 'b> {
     }
 
     fn is_exhausted(&mut self) -> bool {
-        let (found, allowed) = (self.context.work, MAX_WORK);
-        if found > allowed {
-            let kind = ViolationKind::TooLarge { limit: Limit::Work, found, allowed };
-            self.violations.push(Place::default(), None, kind);
+        let stored = self.stored + self.context.expressions.stored;
+        let limits = [(Limit::Work, self.context.work, MAX_WORK), (Limit::Stored, stored, MAX_STORED)];
+        let exceeded = limits.into_iter().find(|(_, found, allowed)| found > allowed);
+        if let Some((limit, found, allowed)) = exceeded {
+            self.violations.push(Place::default(), None, ViolationKind::TooLarge { limit, found, allowed });
         }
-        found > allowed
+        exceeded.is_some()
     }
 
     /// Whether the program's current step can fire. If not, it is noted down what for, and the program will be looked at
@@ -288,6 +294,7 @@ impl<'a, 'b> Execution<'a, 'b> {
             // `is_ready` has seen that there is one.
             let Some(message) = self.queues[connection.index()].pop_front() else { continue };
             self.learn(program, message.sent, &message.known);
+            self.stored -= message.runs.len() as u64;
             *runs = message.runs;
             if message.length != firing.length {
                 let (expected, came) = (firing.length, message.length);
@@ -403,7 +410,10 @@ impl<'a, 'b> Execution<'a, 'b> {
                 runs.push(Run { start: 0, end: firing.length, value: Value::UNKNOWN });
                 continue;
             };
-            self.context.work += self.memories[memory].read(start, end, now, runs, &mut self.trouble);
+            let bytes = &mut self.memories[memory];
+            self.stored -= bytes.stored;
+            self.context.work += bytes.read(start, end, now, runs, &mut self.trouble);
+            self.stored += bytes.stored;
             self.report_trouble(firing, &source.operand, start, false);
         }
     }
@@ -473,8 +483,10 @@ impl<'a, 'b> Execution<'a, 'b> {
         for (index, destination) in firing.step.destinations.iter().enumerate() {
             let Some(physical) = self.accesses[firing.step.sources.len() + index] else { continue };
             let Physical { memory, start, end } = physical;
-            let memory = &mut self.memories[memory];
-            self.context.work += memory.write(start, end, now, &self.result, &mut self.trouble, &mut self.doomed);
+            let bytes = &mut self.memories[memory];
+            self.stored -= bytes.stored;
+            self.context.work += bytes.write(start, end, now, &self.result, &mut self.trouble, &mut self.doomed);
+            self.stored += bytes.stored;
             self.report_trouble(firing, destination, start, true);
         }
     }
@@ -483,6 +495,8 @@ impl<'a, 'b> Execution<'a, 'b> {
     fn publish(&mut self, firing: &Firing<'_>, sent: Moment, known: &Knowledge) {
         for destination in &firing.step.destinations {
             let Operand::Slot(connection) = *destination else { continue };
+            self.stored += self.result.len() as u64;
+            self.context.work += self.result.len() as u64;
             let message = Message { length: firing.length, runs: self.result.clone(), sent, known: known.clone() };
             self.queues[connection.index()].push_back(message);
             self.wake(self.shape.ends[connection.index()][1], Waits::Full(connection));

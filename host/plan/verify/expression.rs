@@ -38,8 +38,10 @@ pub(super) struct Expressions {
     inputs: Vec<ExpressionId>,
     combined: HashMap<Rc<[u32]>, Result<ExpressionId, Faults>>,
     key: Vec<u32>,
-    /// Words of rank sets that were touched; the caller adds them to its account.
+    /// Words of rank sets that were touched; the caller moves them to its account.
     pub(super) work: u64,
+    /// Terms, and words of rank sets, that are kept.
+    pub(super) stored: u64,
 }
 
 struct Node {
@@ -68,6 +70,7 @@ impl Expressions {
             combined: HashMap::new(),
             key: Vec::new(),
             work: 0,
+            stored: 0,
         }
     }
 
@@ -110,6 +113,7 @@ impl Expressions {
             Some(known) => known.clone(),
             None => {
                 let key: Rc<[u32]> = key.as_slice().into();
+                self.stored += 1 + key.len() as u64;
                 let result = self.combine_anew(terms, finish, &key);
                 self.combined.insert(key, result.clone());
                 result
@@ -172,7 +176,10 @@ impl Expressions {
         }
         let members = match &self.nodes[terms[0].expression.0 as usize].members {
             one @ Members::One(_) if !several => one.clone(),
-            _ => Members::Many(members.into()),
+            _ => {
+                self.stored += members.len() as u64;
+                Members::Many(members.into())
+            }
         };
         let finished = finish || (!several && self.nodes[terms[0].expression.0 as usize].finished);
         self.nodes.push(Node { members, scaled, finished, terms: key.clone() });

@@ -104,6 +104,10 @@ impl Reads {
         }
     }
 
+    fn count(&self) -> u64 {
+        self.as_slice().len() as u64
+    }
+
     fn add(&mut self, now: Now<'_>) {
         match self {
             Reads::None => *self = Reads::One(now.moment),
@@ -122,6 +126,8 @@ impl Reads {
 pub(super) struct Bytes {
     /// Keyed by the first byte; cells do not overlap.
     cells: BTreeMap<u64, Cell>,
+    /// How many cells and reads are kept.
+    pub(super) stored: u64,
 }
 
 impl Bytes {
@@ -129,6 +135,7 @@ impl Bytes {
     pub(super) fn fill(&mut self, start: u64, end: u64, value: Value) {
         if start < end {
             self.cells.insert(start, Cell { end, value, written: Moment::BEFORE, reads: Reads::None });
+            self.stored += 1;
         }
     }
 
@@ -139,6 +146,7 @@ impl Bytes {
         {
             let right = cell.clone();
             cell.end = position;
+            self.stored += 1 + right.reads.count();
             self.cells.insert(position, right);
         }
     }
@@ -157,7 +165,7 @@ impl Bytes {
         self.split(end);
         let mut visited = 1;
         let mut position = start;
-        let mut gap = |from: u64, to: u64, runs: &mut Vec<Run>, trouble: &mut Vec<Trouble>| {
+        let gap = |from: u64, to: u64, runs: &mut Vec<Run>, trouble: &mut Vec<Trouble>| {
             if from < to {
                 trouble.push(Trouble::NotWritten { start: from, end: to });
                 runs.push(Run { start: from - start, end: to - start, value: Value::UNKNOWN });
@@ -166,11 +174,13 @@ impl Bytes {
         for (at, cell) in self.cells.range_mut(start..end) {
             gap(position, *at, runs, trouble);
             position = cell.end;
-            visited += 1 + cell.reads.as_slice().len() as u64;
+            visited += 1 + cell.reads.count();
             if !now.is_after(cell.written) {
                 trouble.push(Trouble::Race { start: *at, end: cell.end, other: cell.written, other_writes: true });
             }
+            self.stored -= cell.reads.count();
             cell.reads.add(now);
+            self.stored += cell.reads.count();
             push_run(runs, Run { start: at - start, end: cell.end - start, value: cell.value.seen_from(start) });
         }
         gap(position, end, runs, trouble);
@@ -193,7 +203,8 @@ impl Bytes {
         let mut visited = runs.len() as u64;
         for (at, cell) in self.cells.range(start..end) {
             let reads = cell.reads.as_slice();
-            visited += 1 + reads.len() as u64;
+            visited += 1 + cell.reads.count();
+            self.stored -= 1 + cell.reads.count();
             doomed.push(*at);
             let earlier = std::iter::once((cell.written, true)).chain(reads.iter().map(|read| (*read, false)));
             for (other, other_writes) in earlier {
@@ -213,6 +224,7 @@ impl Bytes {
                 reads: Reads::None,
             };
             self.cells.insert(start + run.start, cell);
+            self.stored += 1;
         }
         visited
     }

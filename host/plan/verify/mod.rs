@@ -29,8 +29,8 @@
 //!    with every other rank in place. A plain local copy of bytes onto themselves touches nothing: the interpreter skips it.
 //! 6. **No deadlock, no residue.** With as many slots as the plan claims, or more, every program ends; and then every slot that was filled
 //!    has been emptied, so that the next call finds the connections as this one did.
-//! 7. **Bytes.** What each rank sends and receives is counted: what it puts into slots, what it writes into windows,
-//!    and what others read from its windows. ([`Report`])
+//! 7. **Bytes.** Each rank sends as many bytes as its algorithm's published number says ([`published_bytes`]): what it puts into
+//!    slots, what it writes into windows, and what others read from its windows. (Compared once all the rest is right.)
 //!
 //! # Why one schedule stands for all
 //!
@@ -44,7 +44,7 @@
 //!
 //! # Limits
 //!
-//! The work is bounded, whatever the plan: [`MAX_FIRED_STEPS`], [`MAX_CLOCK_ENTRIES`], [`MAX_WORK`]. A plan that would
+//! The work is bounded, whatever the plan: [`MAX_FIRED_STEPS`], [`MAX_CLOCK_ENTRIES`], [`MAX_WORK`], [`MAX_STORED`]. A plan that would
 //! need more is refused, with a violation that says so. Nothing here panics.
 //!
 //! A plan that is not well formed is not executed, and one that gets stuck is not looked at further. Everything else is
@@ -57,22 +57,26 @@ mod memory;
 mod shape;
 mod violation;
 
-use crate::plan::{Buffer, Collective, Plan, Rank};
+use crate::plan::{Buffer, Collective, Plan, Rank, published_bytes};
 
 use execute::{Context, Execution, Outcome};
 use expression::Expressions;
-use violation::Violations;
 pub use violation::{Limit, MAX_VIOLATIONS, Memory, Placement, RankList, Standing, Violation, ViolationKind, WaitsFor};
+use violation::{Place, Violations};
 
 /// Steps, over all iterations of all programs, that a plan may fire: 2^23.
 pub const MAX_FIRED_STEPS: u64 = 1 << 23;
 
-/// Programs times (slots in flight and iterations of steps that are waited on): 2^26. That many 32-bit numbers are stored.
+/// Programs × (programs + slots in flight + iterations of steps that are waited on): 2^26. At most so many 32-bit numbers are
+/// kept, though programs that learn nothing new share them.
 pub const MAX_CLOCK_ENTRIES: u64 = 1 << 26;
 
 /// Units of work that a verification may spend: 2^28, some seconds. A unit is a step, an operand, an interval of
 /// bytes visited, an earlier access compared with, or eight entries of a vector clock.
 pub const MAX_WORK: u64 = 1 << 28;
+
+/// Intervals of bytes, earlier reads, and terms of expressions that are kept at one time: 2^23.
+pub const MAX_STORED: u64 = 1 << 23;
 
 /// What a right plan does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,5 +148,23 @@ pub fn verify(plan: &Plan) -> Result<Report, Vec<Violation>> {
             (outcome, _) = Execution::new(&mut context, &mut violations, *placement).run();
         }
     }
+    if violations.is_empty() {
+        violations.placement = Placement::OutOfPlace;
+        compare_bytes(plan, &report, &mut violations);
+    }
     if violations.is_empty() { Ok(report) } else { Err(violations.into_list()) }
+}
+
+/// Holds the bytes that were counted against the published ones.
+fn compare_bytes(plan: &Plan, report: &Report, violations: &mut Violations) {
+    let published = match published_bytes(plan) {
+        Ok(published) => published,
+        Err(error) => return violations.push(Place::default(), None, ViolationKind::NoPublishedBytes(error)),
+    };
+    for (rank, (&published, &found)) in published.iter().zip(&report.bytes_sent).enumerate() {
+        if published != found {
+            let place = Place { rank: Some(Rank(rank as u32)), ..Place::default() };
+            violations.push(place, None, ViolationKind::BytesSent { published, found });
+        }
+    }
 }

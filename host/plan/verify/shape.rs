@@ -38,8 +38,6 @@ pub(super) struct LoopShape {
     pub(super) first_step: u32,
     /// How many steps it has.
     pub(super) step_count: u32,
-    /// How often it runs.
-    pub(super) iterations: u64,
     /// Steps that the program has fired when the loop begins.
     pub(super) first_tick: u64,
 }
@@ -153,7 +151,7 @@ fn loop_shapes(program: &Program) -> Vec<LoopShape> {
     let (mut first_step, mut first_tick) = (0, 0);
     let shape = |looped: &Loop| {
         let step_count = looped.steps.len() as u32;
-        let shape = LoopShape { first_step, step_count, iterations: looped.iterations, first_tick };
+        let shape = LoopShape { first_step, step_count, first_tick };
         first_step += step_count;
         first_tick += u64::from(step_count) * looped.iterations;
         shape
@@ -429,7 +427,9 @@ impl Checker<'_> {
         let fired = programs().flat_map(|program| &program.loops).map(steps).fold(0, u64::saturating_add);
         let in_flight = |(connection, publishes): (&Connection, &u64)| u64::from(connection.slots).min(*publishes);
         let slots = self.plan.connections.iter().zip(&self.publishes).map(in_flight).fold(0, u64::saturating_add);
-        let entries = slots.saturating_add(self.awaited_iterations).saturating_mul(programs().count() as u64);
+        let program_count = programs().count() as u64;
+        let clocks = slots.saturating_add(self.awaited_iterations).saturating_add(program_count);
+        let entries = clocks.saturating_mul(program_count);
         let limits = [(Limit::FiredSteps, fired, MAX_FIRED_STEPS), (Limit::ClockEntries, entries, MAX_CLOCK_ENTRIES)];
         for (limit, found, allowed) in limits {
             if found > allowed {

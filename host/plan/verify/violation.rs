@@ -7,7 +7,7 @@ use std::fmt;
 use std::mem::Discriminant;
 use std::ops::Range;
 
-use crate::plan::{Buffer, ConnectionId, ProgramId, Rank, StepId};
+use crate::plan::{Buffer, ConnectionId, PlanError, ProgramId, Rank, StepId};
 
 /// Violations that [`verify`](super::verify) lists; further ones are only counted, in a last [`ViolationKind::More`].
 pub const MAX_VIOLATIONS: usize = 100;
@@ -135,6 +135,8 @@ pub enum Limit {
     ClockEntries,
     /// [`MAX_WORK`](super::MAX_WORK).
     Work,
+    /// [`MAX_STORED`](super::MAX_STORED).
+    Stored,
 }
 
 /// What is wrong. The numbers refer to the list in the documentation of [`verify`](super).
@@ -159,7 +161,7 @@ pub enum ViolationKind {
     TooLarge {
         /// Which limit.
         limit: Limit,
-        /// What the plan needs; for [`Limit::Work`], what had been spent.
+        /// What the plan needs; for [`Limit::Work`] and [`Limit::Stored`], what it had used when it was given up.
         found: u64,
         /// What is allowed.
         allowed: u64,
@@ -418,6 +420,9 @@ pub enum ViolationKind {
         found: u64,
     },
 
+    /// Nobody publishes a number of bytes for such a plan: its algorithm does not offer the collective, or it is too large.
+    NoPublishedBytes(PlanError),
+
     /// The list was cut.
     More {
         /// How many further violations there are.
@@ -495,8 +500,9 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Limit::FiredSteps => "steps fired by all programs",
-            Limit::ClockEntries => "clock entries (programs × slots in flight and steps waited on)",
+            Limit::ClockEntries => "clock entries (programs × programs, slots in flight and steps waited on)",
             Limit::Work => "units of work",
+            Limit::Stored => "intervals and expressions kept",
         })
     }
 }
@@ -618,6 +624,7 @@ impl fmt::Display for ViolationKind {
             BytesSent { published, found } => {
                 write!(f, "sends {found} bytes, where the algorithm's published number is {published}")
             }
+            NoPublishedBytes(error) => write!(f, "there is no published number of bytes: {error}"),
             More { count } => write!(f, "{count} more violations are not listed"),
         }
     }
