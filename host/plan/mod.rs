@@ -8,6 +8,21 @@
 
 #![forbid(unsafe_code)]
 
+pub mod builder;
+pub mod names;
+
+mod chain;
+mod digest;
+mod direct;
+mod dissemination;
+mod one_shot;
+mod published;
+mod ring;
+mod tree;
+
+pub use builder::{Geometry, MAX_RANK_COUNT, PlanError, build};
+pub use published::published_bytes;
+
 use std::fmt;
 
 /// Declares a `u32` newtype that prints itself with a prefix, as in `r3`.
@@ -111,6 +126,13 @@ pub struct Plan {
     pub ranks: Vec<RankPlan>,
 }
 
+impl Plan {
+    /// How many ranks take part.
+    pub fn rank_count(&self) -> usize {
+        self.ranks.len()
+    }
+}
+
 /// A one-way FIFO of slots. It has exactly one producing and one consuming program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
@@ -170,6 +192,19 @@ pub struct Step {
     pub after: Option<After>,
 }
 
+impl Step {
+    /// `destinations ← reduce(sources)` over `bytes`, without a finish and without a dependency.
+    pub fn new(bytes: u64, sources: Vec<Source>, destinations: Vec<Operand>) -> Step {
+        Step { bytes, sources, destinations, finish: false, after: None }
+    }
+
+    /// The same step, but its result is complete.
+    #[must_use]
+    pub fn finished(self) -> Step {
+        Step { finish: true, ..self }
+    }
+}
+
 /// A source of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
@@ -201,6 +236,28 @@ pub enum Operand {
         /// Bytes from its start, at iteration 0.
         offset: u64,
     },
+}
+
+impl Operand {
+    /// This rank's own input, from `offset` bytes on.
+    pub fn input(offset: u64) -> Operand {
+        Operand::Local { buffer: Buffer::Input, offset }
+    }
+
+    /// This rank's own output, from `offset` bytes on.
+    pub fn output(offset: u64) -> Operand {
+        Operand::Local { buffer: Buffer::Output, offset }
+    }
+
+    /// As a source that is taken as it is.
+    pub fn plain(self) -> Source {
+        Source { operand: self, scale: false }
+    }
+
+    /// As a caller's input that enters a reduction here.
+    pub fn scaled(self) -> Source {
+        Source { operand: self, scale: true }
+    }
 }
 
 /// A buffer of a call.

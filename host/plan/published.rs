@@ -1,0 +1,28 @@
+//! How many bytes each rank sends, as the literature gives it.
+//!
+//! The formulas stand beside the algorithms, each with its source; this is only the way to them. They never look at a plan's
+//! steps: they are what the verifier holds its own count against.
+
+use super::builder::Request;
+use super::{Algorithm, Plan, PlanError, chain, direct, dissemination, one_shot, ring, tree};
+
+/// Bytes that each rank's memory sends during `plan`, by the published formula of its algorithm: what the rank puts into
+/// slots and into peers' windows, and what peers read from its windows. Indexed by rank.
+///
+/// # Errors
+///
+/// [`PlanError`] where [`build`](super::build) would refuse the plan's collective, algorithm, ranks, count or element size.
+pub fn published_bytes(plan: &Plan) -> Result<Vec<u64>, PlanError> {
+    let request = Request::check(plan.collective, plan.algorithm, plan.rank_count(), plan.count, plan.element_bytes)?;
+    if request.rank_count == 1 {
+        return Ok(vec![0]);
+    }
+    Ok(match request.algorithm {
+        Algorithm::Ring => ring::published_bytes(&request),
+        Algorithm::Tree => tree::published_bytes(&request),
+        Algorithm::Chain => chain::published_bytes(&request),
+        Algorithm::OneShot => one_shot::published_bytes(&request),
+        Algorithm::Direct => direct::published_bytes(&request),
+        Algorithm::Dissemination => dissemination::published_bytes(&request),
+    })
+}
