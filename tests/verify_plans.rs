@@ -8,18 +8,27 @@ const GEOMETRIES: [Geometry; 2] = [Geometry { slot_bytes: 64, slots: 1 }, Geomet
 
 fn collectives(rank_count: u32) -> Vec<Collective> {
     let roots = || (0..rank_count).map(Rank);
-    let mut collectives = vec![Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather, Collective::Barrier];
+    let mut collectives =
+        vec![Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather, Collective::Barrier];
     collectives.extend(roots().map(|root| Collective::Broadcast { root }));
     collectives.extend(roots().map(|root| Collective::Reduce { root }));
     collectives
 }
 
 /// With more slots, where an algorithm does not do with one.
-fn build_with_slots(collective: Collective, algorithm: Algorithm, rank_count: u32, count: u64, mut geometry: Geometry) -> Plan {
+fn build_with_slots(
+    collective: Collective,
+    algorithm: Algorithm,
+    rank_count: u32,
+    count: u64,
+    mut geometry: Geometry,
+) -> Plan {
     loop {
         match build(collective, algorithm, rank_count as usize, count, 4, &geometry) {
             Ok(plan) => return plan,
-            Err(tutti::plan::PlanError::TooFewSlots { needed, .. }) if needed > geometry.slots => geometry.slots = needed,
+            Err(tutti::plan::PlanError::TooFewSlots { needed, .. }) if needed > geometry.slots => {
+                geometry.slots = needed
+            }
             Err(error) => panic!("{collective:?} {algorithm:?} ranks {rank_count} count {count}: {error}"),
         }
     }

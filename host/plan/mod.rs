@@ -10,6 +10,8 @@
 
 pub mod builder;
 pub mod names;
+pub mod select;
+pub mod text;
 pub mod verify;
 
 mod chain;
@@ -20,6 +22,9 @@ mod one_shot;
 mod published;
 mod ring;
 mod tree;
+
+#[cfg(test)]
+mod tests;
 
 pub use builder::{Geometry, MAX_RANK_COUNT, PlanError, build};
 pub use published::published_bytes;

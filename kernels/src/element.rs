@@ -2,7 +2,7 @@
 //!
 //! A new type is one `element!` row here and one row in the kernel table.
 
-use crate::target::{PACK_BYTES, narrow_f16, widen_f16};
+use crate::target::{PACK_BYTES, load_pack, narrow_f16, widen_f16};
 
 /// What arithmetic is done in.
 pub trait Number: Copy {
@@ -76,18 +76,31 @@ pub trait Element: Copy + 'static {
     fn widen(bits: Self::Bits) -> Self::Number;
     /// The nearest element, ties to even.
     fn narrow(number: Self::Number) -> Self::Bits;
-    /// [`Element::widen`] of a whole pack.
-    fn widen_pack(pack: Self::Pack) -> Self::Wide;
-    /// [`Element::narrow`] of a whole pack.
-    fn narrow_pack(wide: Self::Wide) -> Self::Pack;
+    /// The numbers of the pack at `address`.
+    ///
+    /// # Safety
+    /// As [`load_pack`].
+    unsafe fn load(address: *const u8) -> Self::Wide;
+    /// `f` of each number of `wide` and its counterpart in the pack at `address`.
+    ///
+    /// # Safety
+    /// As [`load_pack`].
+    unsafe fn load_with(
+        wide: &mut Self::Wide,
+        address: *const u8,
+        f: impl Fn(Self::Number, Self::Number) -> Self::Number,
+    );
     /// `f` of each number.
-    fn map(wide: Self::Wide, f: impl Fn(Self::Number) -> Self::Number) -> Self::Wide;
-    /// `f` of each pair of numbers.
-    fn zip(left: Self::Wide, right: Self::Wide, f: impl Fn(Self::Number, Self::Number) -> Self::Number) -> Self::Wide;
+    fn map(wide: &mut Self::Wide, f: impl Fn(Self::Number) -> Self::Number);
+    /// [`Element::narrow`] of a whole pack.
+    fn narrow_pack(wide: &Self::Wide) -> Self::Pack;
 }
 
+// On the host a pack is long, and each function below is one plain loop from memory to a local array or back: that is the
+// shape which the compiler turns into vector instructions of whatever width the function is compiled for. On a GPU a pack
+// is one 16-byte access, and the loops unroll into registers.
 macro_rules! element {
-    ($(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $widen:expr, $narrow:expr) => {
+    ($(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $widen:expr, $narrow:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
@@ -110,29 +123,39 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn widen_pack(pack: Self::Pack) -> Self::Wide {
-                pack.map($widen)
-            }
-
-            #[inline(always)]
-            fn narrow_pack(wide: Self::Wide) -> Self::Pack {
-                wide.map($narrow)
-            }
-
-            #[inline(always)]
-            fn map(mut wide: Self::Wide, f: impl Fn($number) -> $number) -> Self::Wide {
-                for number in &mut wide {
-                    *number = f(*number);
+            unsafe fn load(address: *const u8) -> Self::Wide {
+                // SAFETY: passed on from the caller.
+                let pack: Self::Pack = unsafe { load_pack(address) };
+                let mut wide = [$zero; PACK_BYTES / size_of::<$bits>()];
+                for (wide, bits) in wide.iter_mut().zip(&pack) {
+                    *wide = $widen(*bits);
                 }
                 wide
             }
 
             #[inline(always)]
-            fn zip(mut left: Self::Wide, right: Self::Wide, f: impl Fn($number, $number) -> $number) -> Self::Wide {
-                for (left, right) in left.iter_mut().zip(right) {
-                    *left = f(*left, right);
+            unsafe fn load_with(wide: &mut Self::Wide, address: *const u8, f: impl Fn($number, $number) -> $number) {
+                // SAFETY: passed on from the caller.
+                let pack: Self::Pack = unsafe { load_pack(address) };
+                for (wide, bits) in wide.iter_mut().zip(&pack) {
+                    *wide = f(*wide, $widen(*bits));
                 }
-                left
+            }
+
+            #[inline(always)]
+            fn map(wide: &mut Self::Wide, f: impl Fn($number) -> $number) {
+                for number in wide {
+                    *number = f(*number);
+                }
+            }
+
+            #[inline(always)]
+            fn narrow_pack(wide: &Self::Wide) -> Self::Pack {
+                let mut pack: Self::Pack = [0; PACK_BYTES / size_of::<$bits>()];
+                for (bits, wide) in pack.iter_mut().zip(wide) {
+                    *bits = $narrow(*wide);
+                }
+                pack
             }
         }
     };
@@ -143,6 +166,7 @@ element!(
     F32,
     u32,
     f32,
+    0.0,
     f32::from_bits,
     f32::to_bits
 );
@@ -151,6 +175,7 @@ element!(
     F16,
     u16,
     f32,
+    0.0,
     widen_f16,
     narrow_f16
 );
@@ -159,6 +184,7 @@ element!(
     Bf16,
     u16,
     f32,
+    0.0,
     widen_bf16,
     narrow_bf16
 );

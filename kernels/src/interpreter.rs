@@ -10,8 +10,8 @@
 
 use crate::element::Element;
 use crate::layout::{
-    Call, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime, operand_flag,
-    operand_kind, step_flag,
+    Call, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime,
+    operand_flag, operand_kind, step_flag,
 };
 use crate::reduce_copy::{Isa, Operands, reduce_copy};
 use crate::reduction::Reduction;
@@ -72,7 +72,12 @@ enum Poll {
 /// addresses aligned to `E`. `state` is this program's own, starts as the default and is only changed here. No other team
 /// runs the same program. The processor has `isa`.
 #[inline(always)]
-pub unsafe fn advance<E: Element, R: Reduction>(isa: Isa, program: &Program, state: &mut State, call: &Call) -> Progress {
+pub unsafe fn advance<E: Element, R: Reduction>(
+    isa: Isa,
+    program: &Program,
+    state: &mut State,
+    call: &Call,
+) -> Progress {
     if state.loop_index == program.loop_count {
         return Progress::Done;
     }

@@ -7,6 +7,7 @@
 //!
 //! A pack is loaded from every source before it is stored to any destination, so a destination may be one of the sources.
 
+use core::mem::MaybeUninit;
 use core::ptr;
 
 use crate::element::{Element, Number};
@@ -294,28 +295,36 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
         });
         return;
     }
-    let mut sum: [Option<E::Wide>; COUNT] = [None; COUNT];
+    let mut sums: [MaybeUninit<E::Wide>; COUNT] = [const { MaybeUninit::uninit() }; COUNT];
     operands.each_source(|index, address, scale| {
-        let loaded: [E::Pack; COUNT] = core::array::from_fn(|pack| {
-            // SAFETY: the packs lie inside the source.
-            unsafe { load_pack(address.add(offset + pack * spacing_bytes)) }
-        });
-        for (sum, loaded) in sum.iter_mut().zip(loaded) {
-            let mut wide = E::widen_pack(loaded);
-            if R::SCALES && let Some(scale) = scale {
-                wide = E::map(wide, |number| Number::scaled(number, scale));
+        for (pack, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the pack lies inside the source; there is a first source, and it initialises the sum.
+            unsafe {
+                let address = address.add(offset + pack * spacing_bytes);
+                match scale {
+                    Some(scale) if R::SCALES && index == 0 => {
+                        E::map(sum.write(E::load(address)), |number| number.scaled(scale));
+                    }
+                    Some(scale) if R::SCALES => {
+                        E::load_with(sum.assume_init_mut(), address, |sum, number| {
+                            R::combine(sum, number.scaled(scale))
+                        });
+                    }
+                    _ if index == 0 => {
+                        sum.write(E::load(address));
+                    }
+                    _ => E::load_with(sum.assume_init_mut(), address, R::combine),
+                }
             }
-            *sum = Some(match *sum {
-                Some(sum) if index > 0 => E::zip(sum, wide, R::combine),
-                _ => wide,
-            });
         }
     });
-    let finish = if R::SCALES { operands.finish() } else { None };
-    for (pack, sum) in sum.iter().enumerate() {
-        let Some(mut sum) = *sum else { continue };
-        if let Some(finish) = finish {
-            sum = E::map(sum, |number| Number::scaled(number, finish));
+    for (pack, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: there is a first source, and it initialised the sum.
+        let sum = unsafe { sum.assume_init_mut() };
+        if R::SCALES
+            && let Some(finish) = operands.finish()
+        {
+            E::map(sum, |number| number.scaled(finish));
         }
         let result = E::narrow_pack(sum);
         // SAFETY: the packs lie inside the destination.
@@ -338,7 +347,9 @@ unsafe fn element<E: Element, R: Reduction, A: Access>(operands: &A, offset: usi
         let bits: E::Bits = unsafe { ptr::read_unaligned(address.add(offset).cast()) };
         copied = Some(bits);
         let mut number = E::widen(bits);
-        if R::SCALES && let Some(scale) = scale {
+        if R::SCALES
+            && let Some(scale) = scale
+        {
             number = Number::scaled(number, scale);
         }
         sum = Some(match sum {

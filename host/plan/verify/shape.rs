@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::violation::{Limit, Memory, Place, ViolationKind, Violations};
 use super::{MAX_CLOCK_ENTRIES, MAX_FIRED_STEPS, buffer_bytes};
 use crate::plan::{
-    After, Buffer, Collective, Connection, ConnectionId, Loop, Operand, Plan, Program, ProgramId, Rank, Step, StepId,
+    After, Buffer, Connection, ConnectionId, Loop, Operand, Plan, Program, ProgramId, Rank, Step, StepId,
 };
 
 /// What the execution looks up.
@@ -71,14 +71,6 @@ impl ProgramShape {
         let within = fired_before - looped.first_tick;
         let step = (within % u64::from(looped.step_count)) as u32;
         (StepId(looped.first_step + step), within / u64::from(looped.step_count))
-    }
-}
-
-/// Whether the collective reduces anything.
-pub(super) fn reduces(collective: Collective) -> bool {
-    match collective {
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce { .. } => true,
-        Collective::AllGather | Collective::Broadcast { .. } | Collective::Barrier => false,
     }
 }
 
@@ -166,7 +158,7 @@ fn check_head(plan: &Plan, violations: &mut Violations) -> bool {
     if rank_count == 0 {
         violations.push(nowhere, None, ViolationKind::NoRanks);
     }
-    if let Collective::Broadcast { root } | Collective::Reduce { root } = plan.collective
+    if let Some(root) = plan.collective.root()
         && u64::from(root.0) >= rank_count
     {
         violations.push(nowhere, None, ViolationKind::UnknownRoot { root, rank_count });
@@ -182,9 +174,7 @@ fn check_head(plan: &Plan, violations: &mut Violations) -> bool {
 }
 
 fn sizes(plan: &Plan) -> Vec<[u64; 3]> {
-    let of_rank = |index: usize| {
-        [Buffer::Input, Buffer::Output, Buffer::Scratch].map(|buffer| buffer_bytes(plan, Rank(index as u32), buffer))
-    };
+    let of_rank = |index: usize| Buffer::ALL.map(|buffer| buffer_bytes(plan, Rank(index as u32), buffer));
     (0..plan.ranks.len()).map(of_rank).collect()
 }
 
@@ -267,7 +257,7 @@ impl Checker<'_> {
         }
         let several = step.sources.len() > 1 && step.bytes > 0;
         let scales = step.finish || step.sources.iter().any(|source| source.scale);
-        if !reduces(self.plan.collective) && (several || scales) {
+        if !self.plan.collective.reduces() && (several || scales) {
             self.violations.push(place, None, ViolationKind::NotAReduction);
         }
         for source in &step.sources {

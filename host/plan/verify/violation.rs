@@ -510,18 +510,10 @@ impl fmt::Display for Limit {
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Memory::Local(buffer) => f.write_str(buffer_name(*buffer)),
-            Memory::Window(rank, buffer) => write!(f, "{rank}'s {}", buffer_name(*buffer)),
+            Memory::Local(buffer) => write!(f, "{buffer}"),
+            Memory::Window(rank, buffer) => write!(f, "{rank}'s {}", buffer),
             Memory::Slot(connection) => write!(f, "connection {connection}"),
         }
-    }
-}
-
-fn buffer_name(buffer: Buffer) -> &'static str {
-    match buffer {
-        Buffer::Input => "input",
-        Buffer::Output => "output",
-        Buffer::Scratch => "scratch",
     }
 }
 

@@ -3,14 +3,14 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes that one thread loads and stores at once: a cache line, whatever vector width the compiler has for it.
-pub const PACK_BYTES: usize = 64;
+/// Bytes that one thread handles at once: long enough that the compiler makes a vector loop of it, of whatever width.
+pub const PACK_BYTES: usize = 512;
 
 /// What a pack's address must be a multiple of.
 pub const PACK_ALIGNMENT: usize = 1;
 
 /// Packs that one thread handles per trip of the hot loop.
-pub const UNROLL: usize = 2;
+pub const UNROLL: usize = 1;
 
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 1;

@@ -1,0 +1,258 @@
+//! The board: what each rank of a communicator lets the others see.
+//!
+//! Every rank has lines of its own that only it writes: which call it has come to, the fingerprints of its last calls, how
+//! many steps it has fired, whom it is waiting for, whether it is still there. When all is well nobody reads another's
+//! lines, so they cost nothing; a rank that is blocked reads them all, and can then say who is late or who does something
+//! else. Beside them stand the abort word, which every wait watches, and the verdict: the error that broke the communicator,
+//! written once and given to every rank.
+//!
+//! The board is also the guard on memory that is only lent. A rank marks its `touching` word while it may touch a peer's
+//! memory (the interpreter does); a rank that leaves a call early raises the abort word and then waits, in
+//! [`Board::expel`], until no peer is touching anything. See `begin_touch` in the kernels for why that is sound.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+use tutti_kernels::layout::{Fingerprint, Window, buffer};
+
+use crate::error::{Error, LateRank, RankCall};
+use crate::fingerprint::{describe, describe_both};
+use crate::sync::lock;
+
+/// How many of a rank's last calls the board remembers. A rank may run ahead of its peers as far as its slots carry it.
+const HISTORY: usize = 16;
+
+/// [`Lines::waiting_on`] of a rank that is not waiting.
+const NOBODY: u32 = u32::MAX;
+
+/// What one rank lets the others see.
+#[repr(align(128))]
+struct Lines {
+    /// The call that the rank has come to. Published after the call's fingerprint.
+    sequence: AtomicU64,
+    /// The last call that the rank has finished.
+    finished: AtomicU64,
+    /// Steps fired so far, in all calls.
+    fired: AtomicU64,
+    /// Whom the rank is waiting for.
+    waiting_on: AtomicU32,
+    /// Whether the rank has given up its communicator, and whether it was panicking.
+    left: AtomicBool,
+    panicked: AtomicBool,
+    /// The fingerprints of the last calls, at their sequence modulo the length; each word on its own, so that a reader who
+    /// comes too late reads nonsense but never a data race (see [`Board::fingerprint`]).
+    history: [[AtomicU64; 4]; HISTORY],
+    touching: Touching,
+}
+
+/// Nonzero while the rank may be touching a peer's memory. On lines of its own: it changes at every step.
+#[repr(align(128))]
+struct Touching(AtomicU32);
+
+/// See the module.
+pub(crate) struct Board {
+    abort: Touching,
+    verdict: Mutex<Option<Error>>,
+    ranks: Box<[Lines]>,
+    windows: Box<[UnsafeCell<Window>]>,
+}
+
+// SAFETY: all but `windows` is atomic or locked. A rank writes its own window before it publishes a slot of the call, peers
+// read it after they acquired that slot and before they publish the slot that the rank waits for at the end of the call; the
+// verifier proves both for every plan.
+unsafe impl Sync for Board {}
+// SAFETY: the addresses in `windows` are only used under the protocol above.
+unsafe impl Send for Board {}
+
+impl Board {
+    pub(crate) fn new(rank_count: usize) -> Board {
+        let lines = || Lines {
+            sequence: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            fired: AtomicU64::new(0),
+            waiting_on: AtomicU32::new(NOBODY),
+            left: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            history: Default::default(),
+            touching: Touching(AtomicU32::new(0)),
+        };
+        let window = || UnsafeCell::new(Window { buffers: [ptr::null_mut(); buffer::COUNT] });
+        Board {
+            abort: Touching(AtomicU32::new(0)),
+            verdict: Mutex::new(None),
+            ranks: (0..rank_count).map(|_| lines()).collect(),
+            windows: (0..rank_count).map(|_| window()).collect(),
+        }
+    }
+
+    pub(crate) fn rank_count(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Says that `rank` has come to a call.
+    pub(crate) fn post(&self, rank: usize, fingerprint: &Fingerprint) {
+        let lines = &self.ranks[rank];
+        let words = [fingerprint.sequence, fingerprint.call, fingerprint.count, fingerprint.plan];
+        // A reader that sees a new word of an old entry must also see that the call before this one was published.
+        fence(Ordering::Release);
+        for (place, word) in lines.history[fingerprint.sequence as usize % HISTORY].iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+        lines.sequence.store(fingerprint.sequence, Ordering::Release);
+    }
+
+    /// Says that `rank` is done with the call that it had come to.
+    pub(crate) fn finish(&self, rank: usize, sequence: u64) {
+        self.ranks[rank].finished.store(sequence, Ordering::Release);
+    }
+
+    /// Says how many steps `rank` has fired.
+    pub(crate) fn note_fired(&self, rank: usize, fired: u64) {
+        self.ranks[rank].fired.store(fired, Ordering::Relaxed);
+    }
+
+    /// Says whom `rank` is waiting for.
+    pub(crate) fn note_waiting(&self, rank: usize, peer: Option<usize>) {
+        self.ranks[rank].waiting_on.store(peer.map_or(NOBODY, |peer| peer as u32), Ordering::Relaxed);
+    }
+
+    /// Says that `rank` gives up its communicator.
+    pub(crate) fn leave(&self, rank: usize, panicked: bool) {
+        let lines = &self.ranks[rank];
+        lines.panicked.store(panicked, Ordering::Relaxed);
+        lines.left.store(true, Ordering::Release);
+    }
+
+    /// Steps that all ranks together have fired: it grows as long as anybody makes progress.
+    pub(crate) fn fired(&self) -> u64 {
+        self.ranks.iter().fold(0, |sum, lines| sum.wrapping_add(lines.fired.load(Ordering::Relaxed)))
+    }
+
+    /// Whether every rank has come to a call.
+    pub(crate) fn all_arrived(&self, sequence: u64) -> bool {
+        self.ranks.iter().all(|lines| lines.sequence.load(Ordering::Relaxed) >= sequence)
+    }
+
+    /// What `rank` did as its call `sequence`, if it has come to it and the board still remembers.
+    fn fingerprint(&self, rank: usize, sequence: u64) -> Option<Fingerprint> {
+        let lines = &self.ranks[rank];
+        if lines.sequence.load(Ordering::Acquire) < sequence {
+            return None;
+        }
+        let words = lines.history[sequence as usize % HISTORY].each_ref().map(|word| word.load(Ordering::Relaxed));
+        // If the rank has since begun to overwrite the entry, it has published a later call before: then the words that
+        // were read may be mixed, and are not used.
+        fence(Ordering::Acquire);
+        if lines.sequence.load(Ordering::Relaxed) >= sequence + HISTORY as u64 - 1 {
+            return None;
+        }
+        let [sequence, call, count, plan] = words;
+        Some(Fingerprint { sequence, call, count, plan })
+    }
+
+    /// The error of a blocked rank that sees somebody do something else, or gone.
+    pub(crate) fn disagreement(&self, rank: usize, mine: &Fingerprint) -> Option<Error> {
+        for (peer, lines) in self.ranks.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            if let Some(theirs) = self.fingerprint(peer, mine.sequence)
+                && theirs != *mine
+            {
+                return Some(self.mismatch(rank, mine, peer, &theirs));
+            }
+            let left = lines.left.load(Ordering::Acquire);
+            if left && lines.finished.load(Ordering::Acquire) < mine.sequence {
+                return Some(Error::Left {
+                    sequence: mine.sequence,
+                    call: RankCall { rank, call: describe(mine) },
+                    rank: peer,
+                    panicked: lines.panicked.load(Ordering::Relaxed),
+                });
+            }
+        }
+        None
+    }
+
+    /// The error for two calls that should have been the same.
+    pub(crate) fn mismatch(&self, rank: usize, mine: &Fingerprint, peer: usize, theirs: &Fingerprint) -> Error {
+        let (left, right) = describe_both(mine, theirs);
+        Error::Mismatch {
+            sequence: mine.sequence.min(theirs.sequence),
+            left: RankCall { rank, call: left },
+            right: RankCall { rank: peer, call: right },
+        }
+    }
+
+    /// Who keeps `rank` from finishing its call: those who have not come to it, or else those who have come, have not
+    /// finished, and are not waiting for anybody themselves.
+    pub(crate) fn late(&self, rank: usize, sequence: u64) -> Vec<LateRank> {
+        let others = || self.ranks.iter().enumerate().filter(move |(peer, _)| *peer != rank);
+        let absent: Vec<_> = others()
+            .map(|(peer, lines)| LateRank {
+                rank: peer,
+                last_sequence: lines.sequence.load(Ordering::Relaxed),
+                arrived: false,
+            })
+            .filter(|late| late.last_sequence < sequence)
+            .collect();
+        if !absent.is_empty() {
+            return absent;
+        }
+        others()
+            .filter(|(_, lines)| {
+                lines.finished.load(Ordering::Relaxed) < sequence && lines.waiting_on.load(Ordering::Relaxed) == NOBODY
+            })
+            .map(|(peer, _)| LateRank { rank: peer, last_sequence: sequence, arrived: true })
+            .collect()
+    }
+
+    /// The error that broke the communicator, if one has.
+    pub(crate) fn verdict(&self) -> Option<Error> {
+        if self.abort.0.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        lock(&self.verdict).clone()
+    }
+
+    /// Breaks the communicator, unless it is broken already; the error that did it first.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let verdict = lock(&self.verdict).get_or_insert(error).clone();
+        self.abort.0.store(1, Ordering::SeqCst);
+        verdict
+    }
+
+    /// Waits until no peer of `rank` is touching anybody's memory. Only for a broken communicator: there, who is not
+    /// touching now never will be again, and who is will be done with its chunk soon.
+    pub(crate) fn expel(&self, rank: usize) {
+        fence(Ordering::SeqCst);
+        for (peer, lines) in self.ranks.iter().enumerate() {
+            while peer != rank && lines.touching.0.load(Ordering::Acquire) != 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Exposes buffers of `rank`, from the next slot that it publishes until it finishes its call.
+    ///
+    /// # Safety
+    /// The rank has come to a call whose plan has peers touch its buffers, and has not yet published a slot of it.
+    pub(crate) unsafe fn expose(&self, rank: usize, buffers: [*mut u8; buffer::COUNT]) {
+        // SAFETY: no peer reads the entry between the rank's last call and its first slot of this one (see `Sync`).
+        unsafe { *self.windows[rank].get() = Window { buffers } };
+    }
+
+    /// The windows of all ranks, as the interpreter reads them.
+    pub(crate) fn windows(&self) -> *const Window {
+        self.windows.as_ptr().cast()
+    }
+
+    /// The abort word, as the interpreter reads it.
+    pub(crate) fn abort_word(&self) -> *const u32 {
+        self.abort.0.as_ptr()
+    }
+
+    /// The word by which `rank` says that it is touching a peer's memory, as the interpreter writes it.
+    pub(crate) fn touching_word(&self, rank: usize) -> *mut u32 {
+        self.ranks[rank].touching.0.as_ptr()
+    }
+}

@@ -1,0 +1,59 @@
+//! What callers hand in: memory that holds elements.
+
+use crate::dtype::Element;
+
+/// Memory that can be read as elements.
+///
+/// # Safety
+/// `as_ptr` is valid for reading `len` initialised elements, aligned for them, for as long as the buffer is borrowed, and
+/// stays the same for as long.
+pub unsafe trait Buffer {
+    /// What it holds.
+    type Element: Element;
+    /// The address of the first element.
+    fn as_ptr(&self) -> *const Self::Element;
+    /// How many elements.
+    fn len(&self) -> usize;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Memory that can be written as elements.
+///
+/// # Safety
+/// As [`Buffer`], for writing too.
+pub unsafe trait BufferMut: Buffer {
+    /// The address of the first element.
+    fn as_mut_ptr(&mut self) -> *mut Self::Element;
+}
+
+macro_rules! buffer {
+    ($([$($generics:tt)*])? $type:ty) => {
+        // SAFETY: it is, or dereferences to, a slice, which does not move while it is borrowed.
+        unsafe impl<T: Element $(, $($generics)*)?> Buffer for $type {
+            type Element = T;
+
+            fn as_ptr(&self) -> *const T {
+                <[T]>::as_ptr(self)
+            }
+
+            fn len(&self) -> usize {
+                <[T]>::len(self)
+            }
+        }
+
+        // SAFETY: as above, borrowed for writing.
+        unsafe impl<T: Element $(, $($generics)*)?> BufferMut for $type {
+            fn as_mut_ptr(&mut self) -> *mut T {
+                <[T]>::as_mut_ptr(self)
+            }
+        }
+    };
+}
+
+buffer!([T]);
+buffer!(Vec<T>);
+buffer!(Box<[T]>);
+buffer!([const N: usize] [T; N]);

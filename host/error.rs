@@ -1,0 +1,207 @@
+//! Everything that can go wrong, sorted by who can mend it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::plan::PlanError;
+
+/// The result of a call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Who can mend an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The code that made the call on this rank. The communicator is as good as before.
+    Caller,
+    /// Another rank, or the program's agreement with it. The communicator is broken on all ranks.
+    Peer,
+    /// The machine, or who configured it.
+    Machine,
+    /// We: please report it.
+    Internal,
+}
+
+/// Why a call failed.
+///
+/// After an error of kind [`ErrorKind::Caller`] nothing has happened, and the communicator can be used further. After any
+/// other, the communicator is broken: every rank gets the same error, from the call that it is in or from its next one, and
+/// the outputs of calls that were under way are unspecified.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument that does not fit the call or the communicator.
+    #[error("{call}: {what}: expected {expected}, came {came}")]
+    Argument {
+        /// The call.
+        call: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// What would have been right.
+        expected: String,
+        /// What came.
+        came: String,
+    },
+
+    /// There is no plan for what was asked.
+    #[error("{call}: {source}")]
+    Plan {
+        /// The call.
+        call: &'static str,
+        /// Why.
+        source: PlanError,
+    },
+
+    /// Two ranks made different calls where they should have made the same one.
+    #[error("ranks disagree on call {sequence} of the communicator: {left} but {right}")]
+    Mismatch {
+        /// Which call of the communicator, counted from 1.
+        sequence: u64,
+        /// What the rank that noticed is doing.
+        left: RankCall,
+        /// What the other one is doing.
+        right: RankCall,
+    },
+
+    /// Some ranks did not come to a call, or stopped in the middle of it, until a deadline passed.
+    #[error("{call} (call {sequence}): no progress for {waited:?}; late: {late}", late = LateList(late))]
+    Late {
+        /// Which call of the communicator, counted from 1.
+        sequence: u64,
+        /// What the rank that waited is doing.
+        call: RankCall,
+        /// How long it waited without any rank making progress.
+        waited: Duration,
+        /// Who is late.
+        late: Vec<LateRank>,
+    },
+
+    /// A rank gave up its communicator while others were still waiting for it.
+    #[error(
+        "{call} (call {sequence}): rank {rank} {how} and will not come",
+        how = if *panicked { "panicked" } else { "dropped its communicator" }
+    )]
+    Left {
+        /// Which call of the communicator, counted from 1.
+        sequence: u64,
+        /// What the rank that waited is doing.
+        call: RankCall,
+        /// Who left.
+        rank: usize,
+        /// Whether it was panicking.
+        panicked: bool,
+    },
+
+    /// Somebody aborted the communicator.
+    #[error("the communicator was aborted by rank {rank}: {reason}")]
+    Aborted {
+        /// Whose handle it was.
+        rank: usize,
+        /// What they said.
+        reason: String,
+    },
+
+    /// The communicator would hold more memory than its budget allows.
+    #[error("rank {rank}: {what} needs {needed_bytes} bytes beside the {held_bytes} held; the budget is {budget_bytes}")]
+    MemoryBudget {
+        /// Who needs it.
+        rank: usize,
+        /// What for.
+        what: &'static str,
+        /// Bytes needed.
+        needed_bytes: u64,
+        /// Bytes held already.
+        held_bytes: u64,
+        /// [`Options::memory_budget_bytes`](crate::Options::memory_budget_bytes).
+        budget_bytes: u64,
+    },
+
+    /// The machine has no memory for it.
+    #[error("rank {rank}: no memory for {what} of {needed_bytes} bytes")]
+    OutOfMemory {
+        /// Who needs it.
+        rank: usize,
+        /// What for.
+        what: &'static str,
+        /// Bytes needed.
+        needed_bytes: u64,
+    },
+
+    /// A thread could not be started.
+    #[error("cannot start a thread for asynchronous calls: {reason}")]
+    Thread {
+        /// What the system said.
+        reason: String,
+    },
+
+    /// Ranks wait for each other in a circle, or something else that a verified plan cannot do.
+    #[error("internal error, please report it: {what}")]
+    Internal {
+        /// What was seen.
+        what: String,
+    },
+}
+
+impl Error {
+    /// Who can mend it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Argument { .. } | Error::Plan { .. } => ErrorKind::Caller,
+            Error::Mismatch { .. } | Error::Late { .. } | Error::Left { .. } | Error::Aborted { .. } => ErrorKind::Peer,
+            Error::MemoryBudget { .. } | Error::OutOfMemory { .. } | Error::Thread { .. } => ErrorKind::Machine,
+            Error::Internal { .. } => ErrorKind::Internal,
+        }
+    }
+}
+
+/// What one rank is doing, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankCall {
+    /// The rank.
+    pub rank: usize,
+    /// Its call, such as `all_reduce(count 1024, f32, sum, by direct)`.
+    pub call: String,
+}
+
+impl fmt::Display for RankCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} calls {}", self.rank, self.call)
+    }
+}
+
+/// A rank for which others wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LateRank {
+    /// The rank.
+    pub rank: usize,
+    /// The last call that it came to; 0 if it came to none.
+    pub last_sequence: u64,
+    /// Whether it has come to the call in question, and then stopped.
+    pub arrived: bool,
+}
+
+impl fmt::Display for LateRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.arrived, self.last_sequence) {
+            (true, _) => write!(f, "rank {} came and then stopped", self.rank),
+            (false, 0) => write!(f, "rank {} has not come to any call", self.rank),
+            (false, last) => write!(f, "rank {} has not come; its last call was call {last}", self.rank),
+        }
+    }
+}
+
+/// Late ranks in a row; a few, and how many more.
+struct LateList<'a>(&'a [LateRank]);
+
+impl fmt::Display for LateList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMED: usize = 8;
+        for (index, late) in self.0.iter().take(NAMED).enumerate() {
+            write!(f, "{}{late}", if index == 0 { "" } else { "; " })?;
+        }
+        if self.0.len() > NAMED {
+            write!(f, "; and {} more", self.0.len() - NAMED)?;
+        }
+        Ok(())
+    }
+}

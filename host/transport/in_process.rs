@@ -1,0 +1,107 @@
+//! Between threads of one process: a connection is memory on the heap, and both sides have the same address for it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use tutti_kernels::layout::{Counter, LINE_BYTES, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd};
+
+use super::{ConnectionKey, Guarantees, NoMemory, Transport};
+use crate::plan::Geometry;
+use crate::sync::lock;
+
+/// See the module.
+pub(crate) struct InProcess {
+    geometry: Geometry,
+    connections: Mutex<HashMap<ConnectionKey, Memory>>,
+}
+
+/// The two counters and the slots of one connection.
+struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory belongs to no thread; both sides access it through the interpreter's protocol.
+unsafe impl Send for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `Memory::new`; the ends that point here go before the transport does.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+impl InProcess {
+    pub(crate) fn new(geometry: Geometry) -> InProcess {
+        InProcess { geometry, connections: Mutex::new(HashMap::new()) }
+    }
+
+    fn slot_stride_bytes(&self) -> usize {
+        SLOT_HEADER_BYTES + (self.geometry.slot_bytes as usize).next_multiple_of(LINE_BYTES)
+    }
+
+    /// The `empty` counter, the `full` counter, the first slot.
+    fn memory(&self, key: ConnectionKey) -> Result<(*mut Counter, *mut Counter, *mut u8), NoMemory> {
+        let mut connections = lock(&self.connections);
+        let memory = match connections.entry(key) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let needed_bytes = self.connection_bytes();
+                let layout = usize::try_from(needed_bytes)
+                    .ok()
+                    .and_then(|bytes| Layout::from_size_align(bytes, COUNTERS_BYTES).ok())
+                    .ok_or(NoMemory { needed_bytes })?;
+                // SAFETY: the layout has a size, since a connection has counters.
+                let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(NoMemory { needed_bytes })?;
+                entry.insert(Memory { start, layout })
+            }
+        };
+        let start = memory.start.as_ptr();
+        let empty = start.cast::<Counter>();
+        // SAFETY: the layout has room for both counters in front of the slots.
+        unsafe { Ok((empty, start.add(COUNTERS_BYTES / 2).cast(), start.add(COUNTERS_BYTES))) }
+    }
+}
+
+/// Two counters on lines of their own, a pair of lines apart: processors fetch lines in pairs.
+const COUNTERS_BYTES: usize = 4 * LINE_BYTES;
+
+impl Transport for InProcess {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { windows: true }
+    }
+
+    fn connection_bytes(&self) -> u64 {
+        COUNTERS_BYTES as u64 + u64::from(self.geometry.slots) * self.slot_stride_bytes() as u64
+    }
+
+    fn connect_send(&self, key: ConnectionKey) -> Result<SendEnd, NoMemory> {
+        let (empty, full, slots) = self.memory(key)?;
+        Ok(SendEnd {
+            slots,
+            slot_stride_bytes: self.slot_stride_bytes() as u64,
+            full,
+            empty,
+            sent: 0,
+            credit: 0,
+            slot_count: self.geometry.slots,
+            peer: key.to as u32,
+        })
+    }
+
+    fn connect_receive(&self, key: ConnectionKey) -> Result<ReceiveEnd, NoMemory> {
+        let (empty, full, slots) = self.memory(key)?;
+        Ok(ReceiveEnd {
+            slots,
+            slot_stride_bytes: self.slot_stride_bytes() as u64,
+            full,
+            empty,
+            received: 0,
+            available: 0,
+            slot_count: self.geometry.slots,
+            peer: key.from as u32,
+        })
+    }
+}
