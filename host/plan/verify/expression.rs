@@ -219,7 +219,8 @@ impl Expressions {
         lacking
     }
 
-    /// The expression as text, as in `finish((r0 + r1) + r2)`; scales are left out, long expressions are cut.
+    /// The expression as text, as in `finish((scale r0 + scale r1) + scale r2)`; each pair of brackets rounds. Long expressions are
+    /// cut.
     pub(super) fn render(&self, id: ExpressionId) -> String {
         let mut text = String::new();
         self.render_into(id, 12, &mut text);
@@ -228,7 +229,7 @@ impl Expressions {
 
     fn render_into(&self, id: ExpressionId, depth: u32, text: &mut String) {
         let node = &self.nodes[id.0 as usize];
-        if let Members::One(rank) = &node.members {
+        if let (Members::One(rank), []) = (&node.members, &node.terms[..]) {
             // Writing to a string cannot fail.
             let _ = write!(text, "{}", Rank(*rank));
             return;
@@ -241,6 +242,7 @@ impl Expressions {
         text.push_str(if node.terms[0] == 1 { "finish(" } else { "(" });
         for (index, term) in terms.iter().enumerate() {
             text.push_str(if index > 0 { " + " } else { "" });
+            text.push_str(if term & 1 == 1 { "scale " } else { "" });
             self.render_into(ExpressionId(term >> 1), depth - 1, text);
             if text.len() > 200 {
                 text.push_str(" + …");

@@ -175,13 +175,16 @@ impl Bytes {
             gap(position, *at, runs, trouble);
             position = cell.end;
             visited += 1 + cell.reads.count();
-            if !now.is_after(cell.written) {
-                trouble.push(Trouble::Race { start: *at, end: cell.end, other: cell.written, other_writes: true });
-            }
             self.stored -= cell.reads.count();
             cell.reads.add(now);
             self.stored += cell.reads.count();
-            push_run(runs, Run { start: at - start, end: cell.end - start, value: cell.value.seen_from(start) });
+            let mut value = cell.value.seen_from(start);
+            if !now.is_after(cell.written) {
+                trouble.push(Trouble::Race { start: *at, end: cell.end, other: cell.written, other_writes: true });
+                // In another schedule it would be another value.
+                value = Value::UNKNOWN;
+            }
+            push_run(runs, Run { start: at - start, end: cell.end - start, value });
         }
         gap(position, end, runs, trouble);
         visited

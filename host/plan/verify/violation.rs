@@ -481,16 +481,16 @@ impl fmt::Display for WaitsFor {
             WaitsFor::Full { connection, from, program, standing } => {
                 write!(
                     f,
-                    "waits for a slot of connection {connection} from rank {from}, program {program}, which {standing}"
+                    "waits for connection {connection} to be filled by rank {from}, program {program}; that {standing}"
                 )
             }
             WaitsFor::Room { connection, slots, to, program, standing } => write!(
                 f,
-                "waits for room in connection {connection}, whose slots ({slots}) are full, until rank {to}, program {program} \
-                 takes one, which {standing}"
+                "waits for connection {connection}, its slots ({slots}) all full, to be emptied by rank {to}, \
+                 program {program}; that {standing}"
             ),
             WaitsFor::After { program, step, iteration, standing } => {
-                write!(f, "waits for program {program}, step {step}, iteration {iteration}, which {standing}")
+                write!(f, "waits for program {program}, step {step}, iteration {iteration}; that program {standing}")
             }
         }
     }
@@ -511,7 +511,7 @@ impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Memory::Local(buffer) => write!(f, "{buffer}"),
-            Memory::Window(rank, buffer) => write!(f, "{rank}'s {}", buffer),
+            Memory::Window(rank, buffer) => write!(f, "{rank}'s {buffer}"),
             Memory::Slot(connection) => write!(f, "connection {connection}"),
         }
     }
@@ -572,7 +572,7 @@ impl fmt::Display for ViolationKind {
             }
             AfterItself => write!(f, "waits on its own program"),
             AfterTooFew { iterations, needed } => {
-                write!(f, "waits on a step that runs {iterations} times, but itself runs {needed} times")
+                write!(f, "has {needed} iterations, but the step that it waits on has {iterations}")
             }
             PayloadLength { expected, came } => write!(f, "takes {expected} bytes, but the slot arrives with {came}"),
             CountsTwice { ranks } => write!(f, "counts the {} of {ranks} twice", ranks.inputs()),
