@@ -1,7 +1,7 @@
 //! Every plan that can be built is proved right, for every shape in which plans differ.
 
-use tutti::plan::verify::verify;
-use tutti::plan::{Algorithm, Collective, Geometry, Plan, Rank, build};
+use tutti::plan::verify::{Limit, Limits, MAX_VIOLATIONS, Violation, ViolationKind, verify, verify_within};
+use tutti::plan::{Algorithm, Collective, Geometry, Plan, Rank, build, text};
 
 /// Connections of few and of many bytes: with the small one, small counts already take several chunks.
 const GEOMETRIES: [Geometry; 2] = [Geometry { slot_bytes: 64, slots: 1 }, Geometry { slot_bytes: 64 << 10, slots: 4 }];
@@ -61,4 +61,71 @@ fn every_algorithm_is_right_for_every_collective_it_offers_and_every_small_shape
         }
     }
     assert!(verified > 1000, "only {verified} plans");
+}
+
+/// A plan of one program of one rank; it is wrong, but large.
+fn one_program(count: u64, scratch_bytes: u64, loops: &str) -> Plan {
+    let head =
+        format!("plan all_reduce ring ranks 1 count {count} element_bytes 1\nrank r0 scratch_bytes {scratch_bytes}\n");
+    text::parse(&format!("{head}  program p0\n{loops}")).expect("the text is a plan")
+}
+
+fn violations(plan: &Plan) -> Vec<Violation> {
+    verify(plan).expect_err("the plan is wrong")
+}
+
+#[test]
+fn a_long_list_is_cut_and_the_rest_counted() {
+    let steps: String = (0..250).map(|step| format!("      s{step} 7: nothing <- reduce()\n")).collect();
+    let found = violations(&one_program(1, 0, &format!("    loop iterations 1 chunk_bytes 8\n{steps}")));
+    assert_eq!(found.len(), MAX_VIOLATIONS + 1);
+    // Each step lacks sources and destinations.
+    let more = 2 * 250 - MAX_VIOLATIONS as u64;
+    assert_eq!(found[MAX_VIOLATIONS].kind, ViolationKind::More { count: more });
+    assert_eq!(found[MAX_VIOLATIONS].to_string(), format!("plan: {more} more violations are not listed"));
+}
+
+#[test]
+fn the_same_fault_of_a_step_is_told_once_for_all_iterations() {
+    let found =
+        violations(&one_program(8, 8, "    loop iterations 8 chunk_bytes 1\n      s0 8: output@0 <- scratch@0\n"));
+    let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+    let place = "rank r0, program p0, step s0, iteration 0, scratch bytes 0..1";
+    assert_eq!(texts, [format!("{place}: reads what was not written (and 7 times more)")]);
+}
+
+/// What a plan is refused for.
+fn refused_for(plan: &Plan, limits: &Limits) -> (Limit, u64) {
+    let found = verify_within(plan, limits).expect_err("the plan is too large");
+    match found[0].kind {
+        ViolationKind::TooLarge { limit, allowed, .. } => (limit, allowed),
+        _ => panic!("{}", found[0]),
+    }
+}
+
+#[test]
+fn a_plan_that_keeps_too_many_intervals_is_given_up() {
+    // Each iteration leaves sixteen more.
+    let operands: Vec<_> = (0..16_u64).map(|index| format!("scratch@{}", index << 20)).collect();
+    let step = format!("      s0 1048576: {} <- input@0\n", operands.join(", "));
+    let plan = one_program(1 << 20, 16 << 20, &format!("    loop iterations 1048576 chunk_bytes 1\n{step}"));
+    assert_eq!(refused_for(&plan, &Limits { stored: 100_000, ..Limits::default() }), (Limit::Stored, 100_000));
+}
+
+#[test]
+fn a_plan_that_takes_too_much_work_is_given_up() {
+    // The first loop cuts the scratch into single bytes, the second reads all of them again and again.
+    let again: String = (1..=8192).map(|step| format!("      s{step} 65536: output@0 <- scratch@0\n")).collect();
+    let first = "    loop iterations 65536 chunk_bytes 1\n      s0 65536: scratch@0 <- input@0\n";
+    let plan = one_program(65536, 65536, &format!("{first}    loop iterations 1 chunk_bytes 65536\n{again}"));
+    assert_eq!(refused_for(&plan, &Limits { work: 5_000_000, ..Limits::default() }), (Limit::Work, 5_000_000));
+}
+
+#[test]
+fn a_gigabyte_over_eight_ranks_is_verified() {
+    let plan = build(Collective::AllReduce, Algorithm::Ring, 8, 1 << 28, 4, &Geometry::default()).expect("a plan");
+    let report = verify(&plan).expect("it is right");
+    // 2 (N − 1) / N · S.
+    assert_eq!(report.bytes_sent, [(1 << 30) / 8 * 14; 8]);
+    assert_eq!(report.bytes_received, report.bytes_sent);
 }

@@ -14,15 +14,16 @@ use super::expression::{ExpressionId, Expressions, Term};
 use super::memory::{Bytes, Moment, Now, Run, Trouble, Value, push_run};
 use super::shape::{ProgramShape, Shape};
 use super::violation::{Limit, Memory, Place, Placement, RankList, Standing, ViolationKind, Violations, WaitsFor};
-use super::{MAX_STORED, MAX_WORK, Report};
+use super::{Limits, Report};
 use crate::plan::{Buffer, Collective, ConnectionId, Operand, Plan, Rank, Step, StepId};
 
 /// What all executions of one plan share.
 pub(super) struct Context<'a> {
     pub(super) plan: &'a Plan,
     pub(super) shape: &'a Shape,
+    pub(super) limits: Limits,
     pub(super) expressions: Expressions,
-    /// Units spent so far, of [`MAX_WORK`].
+    /// Units spent so far.
     pub(super) work: u64,
 }
 
@@ -201,8 +202,9 @@ impl<'a, 'b> Execution<'a, 'b> {
 
     fn is_exhausted(&mut self) -> bool {
         let stored = self.stored + self.context.expressions.stored;
-        let limits = [(Limit::Work, self.context.work, MAX_WORK), (Limit::Stored, stored, MAX_STORED)];
-        let exceeded = limits.into_iter().find(|(_, found, allowed)| found > allowed);
+        let Limits { work, stored: keep, .. } = self.context.limits;
+        let used = [(Limit::Work, self.context.work, work), (Limit::Stored, stored, keep)];
+        let exceeded = used.into_iter().find(|(_, found, allowed)| found > allowed);
         if let Some((limit, found, allowed)) = exceeded {
             self.violations.push(Place::default(), None, ViolationKind::TooLarge { limit, found, allowed });
         }
@@ -707,7 +709,7 @@ impl<'a, 'b> Execution<'a, 'b> {
                     for owner in (0..self.plan.ranks.len() as u32).map(Rank) {
                         let start = u64::from(owner.0) * block_bytes;
                         self.check_part(rank, start..start + block_bytes, Expected::InputOf(owner));
-                        if self.context.work > MAX_WORK {
+                        if self.context.work > self.context.limits.work {
                             return;
                         }
                     }
@@ -721,7 +723,7 @@ impl<'a, 'b> Execution<'a, 'b> {
                     self.check_part(rank, 0..output_bytes, Expected::Reduced { from_byte: 0 });
                 }
             }
-            if self.context.work > MAX_WORK {
+            if self.context.work > self.context.limits.work {
                 return;
             }
         }

@@ -121,6 +121,39 @@ impl Reads {
     }
 }
 
+impl Cell {
+    /// What a read finds; troubles if the write that left it is not ordered before.
+    fn read(&mut self, start: u64, now: Now<'_>, trouble: &mut Vec<Trouble>) -> Value {
+        self.reads.add(now);
+        if now.is_after(self.written) {
+            return self.value;
+        }
+        trouble.push(Trouble::Race { start, end: self.end, other: self.written, other_writes: true });
+        // In another schedule it would be another value.
+        Value::UNKNOWN
+    }
+
+    /// Troubles if earlier accesses are not ordered before a write.
+    fn check_write(&self, start: u64, now: Now<'_>, trouble: &mut Vec<Trouble>) {
+        let reads = self.reads.as_slice().iter().map(|read| (*read, false));
+        for (other, other_writes) in std::iter::once((self.written, true)).chain(reads) {
+            if !now.is_after(other) {
+                trouble.push(Trouble::Race { start, end: self.end, other, other_writes });
+            }
+        }
+    }
+}
+
+/// What lies in a range.
+enum Meeting<'a> {
+    /// Exactly this cell.
+    Cell(&'a mut Cell),
+    /// Nothing.
+    Nothing,
+    /// Anything else.
+    Several,
+}
+
 /// The memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bytes {
@@ -151,8 +184,18 @@ impl Bytes {
         }
     }
 
-    /// Reads `start..end`: appends what is there to `runs`, in positions counted from `start`. Answers how many intervals
-    /// and earlier reads were looked at.
+    /// How `start..end` lies to the cells. Almost all accesses meet the borders that earlier ones have left, so that one look
+    /// is enough.
+    fn meet(&mut self, start: u64, end: u64) -> Meeting<'_> {
+        match self.cells.range_mut(..end).next_back() {
+            Some((at, cell)) if *at == start && cell.end == end => Meeting::Cell(cell),
+            Some((_, cell)) if cell.end > start => Meeting::Several,
+            _ => Meeting::Nothing,
+        }
+    }
+
+    /// Reads `start..end`, not empty: appends what is there to `runs`, in positions counted from `start`. Answers how many
+    /// intervals and earlier reads were looked at.
     pub(super) fn read(
         &mut self,
         start: u64,
@@ -161,6 +204,14 @@ impl Bytes {
         runs: &mut Vec<Run>,
         trouble: &mut Vec<Trouble>,
     ) -> u64 {
+        if let Meeting::Cell(cell) = self.meet(start, end) {
+            let reads_before = cell.reads.count();
+            let value = cell.read(start, now, trouble);
+            let reads_after = cell.reads.count();
+            runs.push(Run { start: 0, end: end - start, value: value.seen_from(start) });
+            self.stored = self.stored + reads_after - reads_before;
+            return 1 + reads_before;
+        }
         self.split(start);
         self.split(end);
         let mut visited = 1;
@@ -168,7 +219,7 @@ impl Bytes {
         let gap = |from: u64, to: u64, runs: &mut Vec<Run>, trouble: &mut Vec<Trouble>| {
             if from < to {
                 trouble.push(Trouble::NotWritten { start: from, end: to });
-                runs.push(Run { start: from - start, end: to - start, value: Value::UNKNOWN });
+                push_run(runs, Run { start: from - start, end: to - start, value: Value::UNKNOWN });
             }
         };
         for (at, cell) in self.cells.range_mut(start..end) {
@@ -176,15 +227,9 @@ impl Bytes {
             position = cell.end;
             visited += 1 + cell.reads.count();
             self.stored -= cell.reads.count();
-            cell.reads.add(now);
+            let value = cell.read(*at, now, trouble);
             self.stored += cell.reads.count();
-            let mut value = cell.value.seen_from(start);
-            if !now.is_after(cell.written) {
-                trouble.push(Trouble::Race { start: *at, end: cell.end, other: cell.written, other_writes: true });
-                // In another schedule it would be another value.
-                value = Value::UNKNOWN;
-            }
-            push_run(runs, Run { start: at - start, end: cell.end - start, value });
+            push_run(runs, Run { start: at - start, end: cell.end - start, value: value.seen_from(start) });
         }
         gap(position, end, runs, trouble);
         visited
@@ -200,33 +245,39 @@ impl Bytes {
         trouble: &mut Vec<Trouble>,
         doomed: &mut Vec<u64>,
     ) -> u64 {
-        self.split(start);
-        self.split(end);
-        doomed.clear();
         let mut visited = runs.len() as u64;
-        for (at, cell) in self.cells.range(start..end) {
-            let reads = cell.reads.as_slice();
-            visited += 1 + cell.reads.count();
-            self.stored -= 1 + cell.reads.count();
-            doomed.push(*at);
-            let earlier = std::iter::once((cell.written, true)).chain(reads.iter().map(|read| (*read, false)));
-            for (other, other_writes) in earlier {
-                if !now.is_after(other) {
-                    trouble.push(Trouble::Race { start: *at, end: cell.end, other, other_writes });
+        let written = |run: &Run| Cell {
+            end: start + run.end,
+            value: run.value.placed_at(start),
+            written: now.moment,
+            reads: Reads::None,
+        };
+        match (self.meet(start, end), runs) {
+            (Meeting::Cell(cell), [run]) => {
+                let reads_before = cell.reads.count();
+                cell.check_write(start, now, trouble);
+                *cell = written(run);
+                self.stored -= reads_before;
+                return visited + reads_before;
+            }
+            (Meeting::Nothing, _) => {}
+            _ => {
+                self.split(start);
+                self.split(end);
+                doomed.clear();
+                for (at, cell) in self.cells.range(start..end) {
+                    visited += 1 + cell.reads.count();
+                    self.stored -= 1 + cell.reads.count();
+                    doomed.push(*at);
+                    cell.check_write(*at, now, trouble);
+                }
+                for at in doomed.iter() {
+                    self.cells.remove(at);
                 }
             }
         }
-        for at in doomed.iter().filter(|at| **at != start) {
-            self.cells.remove(at);
-        }
         for run in runs {
-            let cell = Cell {
-                end: start + run.end,
-                value: run.value.placed_at(start),
-                written: now.moment,
-                reads: Reads::None,
-            };
-            self.cells.insert(start + run.start, cell);
+            self.cells.insert(start + run.start, written(run));
             self.stored += 1;
         }
         visited

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::violation::{Limit, Memory, Place, ViolationKind, Violations};
-use super::{MAX_CLOCK_ENTRIES, MAX_FIRED_STEPS, buffer_bytes};
+use super::{Limits, buffer_bytes};
 use crate::plan::{
     After, Buffer, Connection, ConnectionId, Loop, Operand, Plan, Program, ProgramId, Rank, Step, StepId,
 };
@@ -75,7 +75,7 @@ impl ProgramShape {
 }
 
 /// Checks that the plan is well formed. With any violation there is no shape.
-pub(super) fn check(plan: &Plan, violations: &mut Violations) -> Option<Shape> {
+pub(super) fn check(plan: &Plan, limits: &Limits, violations: &mut Violations) -> Option<Shape> {
     if !check_head(plan, violations) {
         return None;
     }
@@ -101,7 +101,7 @@ pub(super) fn check(plan: &Plan, violations: &mut Violations) -> Option<Shape> {
         }
     }
     checker.check_ends();
-    checker.check_size();
+    checker.check_size(limits);
     let Checker { sizes, ends, mut awaited, .. } = checker;
     if !violations.is_empty() {
         return None;
@@ -227,7 +227,7 @@ impl Checker<'_> {
                 self.violations.push(place, None, ViolationKind::NoIterations);
             }
             let (chunk_bytes, element_bytes) = (looped.chunk_bytes, self.plan.element_bytes);
-            if chunk_bytes == 0 || chunk_bytes % element_bytes != 0 {
+            if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(element_bytes) {
                 self.violations.push(place, None, ViolationKind::ChunkBytes { chunk_bytes, element_bytes });
             }
             for step in &looped.steps {
@@ -241,7 +241,7 @@ impl Checker<'_> {
     fn check_step(&mut self, place: Place, rank: Rank, program: ProgramId, looped: &Loop, step: &Step) {
         self.step_number += 1;
         let element_bytes = self.plan.element_bytes;
-        if step.bytes % u64::from(element_bytes) != 0 {
+        if !step.bytes.is_multiple_of(u64::from(element_bytes)) {
             let kind = ViolationKind::StepBytes { bytes: step.bytes, element_bytes };
             self.violations.push(place, None, kind);
         }
@@ -411,7 +411,7 @@ impl Checker<'_> {
     }
 
     /// The plan is small enough to be executed.
-    fn check_size(&mut self) {
+    fn check_size(&mut self, limits: &Limits) {
         let programs = || self.plan.ranks.iter().flat_map(|rank| &rank.programs);
         let steps = |looped: &Loop| looped.iterations.saturating_mul(looped.steps.len() as u64);
         let fired = programs().flat_map(|program| &program.loops).map(steps).fold(0, u64::saturating_add);
@@ -420,8 +420,9 @@ impl Checker<'_> {
         let program_count = programs().count() as u64;
         let clocks = slots.saturating_add(self.awaited_iterations).saturating_add(program_count);
         let entries = clocks.saturating_mul(program_count);
-        let limits = [(Limit::FiredSteps, fired, MAX_FIRED_STEPS), (Limit::ClockEntries, entries, MAX_CLOCK_ENTRIES)];
-        for (limit, found, allowed) in limits {
+        let needs =
+            [(Limit::FiredSteps, fired, limits.fired_steps), (Limit::ClockEntries, entries, limits.clock_entries)];
+        for (limit, found, allowed) in needs {
             if found > allowed {
                 self.violations.push(Place::default(), None, ViolationKind::TooLarge { limit, found, allowed });
             }

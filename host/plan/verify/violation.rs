@@ -126,16 +126,16 @@ pub enum WaitsFor {
     },
 }
 
-/// A limit on what the verifier takes on.
+/// One of [`Limits`](super::Limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// [`MAX_FIRED_STEPS`](super::MAX_FIRED_STEPS).
+    /// [`Limits::fired_steps`](super::Limits::fired_steps).
     FiredSteps,
-    /// [`MAX_CLOCK_ENTRIES`](super::MAX_CLOCK_ENTRIES).
+    /// [`Limits::clock_entries`](super::Limits::clock_entries).
     ClockEntries,
-    /// [`MAX_WORK`](super::MAX_WORK).
+    /// [`Limits::work`](super::Limits::work).
     Work,
-    /// [`MAX_STORED`](super::MAX_STORED).
+    /// [`Limits::stored`](super::Limits::stored).
     Stored,
 }
 
