@@ -1,8 +1,8 @@
 //! Runs the verifier on every file of `tests/plans`.
 //!
-//! A file is a plan in its text form, headed by comments: what it shows, and what the verifier has to say. `# right` means
-//! that it is right; `# error: …` is the text of one violation. All of them have to be there, in the verifier's order, and
-//! no others. To see what the verifier says today, run with `TUTTI_PRINT_PLANS=1` and `--nocapture`.
+//! A file is a plan in its text form, headed by comments: what it shows, and what the verifier has to say. `# right`
+//! means that it is right; `# error: …` is the text of one violation. All of them have to be there, in the verifier's
+//! order, and no others. To see what the verifier says today, run with `TUTTI_PRINT_PLANS=1` and `--nocapture`.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,8 +1,9 @@
 //! Changes right plans and asks the verifier.
 //!
-//! Two promises are held against each other. A change that is wrong whatever the plan (a dropped step, a doubled source, a
-//! missing scale, …) is found. And of any change at all, however senseless: what the verifier calls right gives the right
-//! numbers when it is executed, step by step in a random order, with as many slots as claimed or more, out of place and in place.
+//! Two promises are held against each other. A change that is wrong whatever the plan (a dropped step, a doubled
+//! source, a missing scale, …) is found. And of any change at all, however senseless: what the verifier calls right
+//! gives the right numbers when it is executed, step by step in a random order, with as many slots as claimed or
+//! more, out of place and in place.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,8 +19,8 @@ use tutti::plan::{
 
 const ELEMENT_BYTES: u32 = 8;
 
-/// What numbers are multiplied by when they enter a reduction and when it is complete: odd, so that nothing is lost, and
-/// applying one twice, or not at all, shows.
+/// What numbers are multiplied by when they enter a reduction and when it is complete: odd, so that nothing is lost,
+/// and applying one twice, or not at all, shows.
 const SCALE: u64 = 0x9e37_79b9_7f4a_7c15;
 const FINISH: u64 = 0xc2b2_ae3d_27d4_eb4f;
 

@@ -122,6 +122,23 @@ fn a_plan_that_takes_too_much_work_is_given_up() {
 }
 
 #[test]
+fn ranks_and_operands_without_number_are_given_up_soon() {
+    let mut ranks = String::from("plan all_gather ring ranks 20000 count 1 element_bytes 1\n");
+    (0..20000).for_each(|rank| ranks += &format!("rank r{rank} scratch_bytes 0\n"));
+    let plan = text::parse(&ranks).expect("the text is a plan");
+    let limits = Limits { work: 1_000_000, ..Limits::default() };
+    let found = verify_within(&plan, &limits).expect_err("nobody gets anything");
+    assert!(matches!(found[0].kind, ViolationKind::OutputNotWritten), "{}", found[0]);
+
+    // Each of the destinations is compared with each of the sources.
+    let sources = vec!["scratch@0"; 30000].join(", ");
+    let destinations: Vec<_> = (1..30000).map(|offset| format!("scratch@{offset}")).collect();
+    let step = format!("      s0 1: {} <- reduce({sources})\n", destinations.join(", "));
+    let plan = one_program(1, 30000, &format!("    loop iterations 1 chunk_bytes 1\n{step}"));
+    assert_eq!(refused_for(&plan, &limits), (Limit::Work, 1_000_000));
+}
+
+#[test]
 fn a_gigabyte_over_eight_ranks_is_verified() {
     let plan = build(Collective::AllReduce, Algorithm::Ring, 8, 1 << 28, 4, &Geometry::default()).expect("a plan");
     let report = verify(&plan).expect("it is right");

@@ -1,10 +1,10 @@
 //! Executes all programs of a plan on symbols instead of numbers.
 //!
-//! Programs run one after the other, each until it has to wait; the order is of no account (see [`verify`](super)). A step
-//! takes the values of its sources, combines them and leaves the result in its destinations, as the interpreter does with
-//! numbers. Beside the values travels knowledge: each program knows, of every other, how far that one was known to have
-//! come (a vector clock), and each slot carries what its producer knew. Two accesses of which neither knows of the other
-//! are in no order.
+//! Programs run one after the other, each until it has to wait; the order is of no account (see [`verify`](super)). A
+//! step takes the values of its sources, combines them and leaves the result in its destinations, as the interpreter
+//! does with numbers. Beside the values travels knowledge: each program knows, of every other, how far that one was
+//! known to have come (a vector clock), and each slot carries what its producer knew. Two accesses of which neither
+//! knows of the other are in no order.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -49,8 +49,8 @@ struct Running<'a> {
     current: Option<(&'a Step, u64)>,
     fired: u32,
     known: Knowledge,
-    /// How many of the current step's operands have been seen ready. What is ready stays so until the step fires: only this
-    /// program empties its sources and fills its destinations.
+    /// How many of the current step's operands have been seen ready. What is ready stays so until the step fires:
+    /// only this program empties its sources and fills its destinations.
     ready: usize,
     waits: Waits,
 }
@@ -200,6 +200,12 @@ impl<'a, 'b> Execution<'a, 'b> {
         (outcome, self.report)
     }
 
+    /// Whether the work is spent. Whatever could take long asks, and leaves its task undone: the execution is about
+    /// to stop.
+    fn is_spent(&self) -> bool {
+        self.context.work > self.context.limits.work
+    }
+
     fn is_exhausted(&mut self) -> bool {
         let stored = self.stored + self.context.expressions.stored;
         let Limits { work, stored: keep, .. } = self.context.limits;
@@ -211,8 +217,8 @@ impl<'a, 'b> Execution<'a, 'b> {
         exceeded.is_some()
     }
 
-    /// Whether the program's current step can fire. If not, it is noted down what for, and the program will be looked at
-    /// again when that has come.
+    /// Whether the program's current step can fire. If not, it is noted down what for, and the program will be looked
+    /// at again when that has come.
     fn is_ready(&mut self, program: usize) -> bool {
         let running = &mut self.programs[program];
         let Some((step, _)) = running.current else { return false };
@@ -349,6 +355,9 @@ impl<'a, 'b> Execution<'a, 'b> {
 
         for (index, destination) in destinations.iter().enumerate() {
             let Some(written) = destination else { continue };
+            if self.is_spent() {
+                break;
+            }
             let (earlier, _) = destinations.split_at(index);
             let shifted = |read: &&Physical| read.overlaps(written) && *read != written;
             let source = sources.iter().flatten().find(shifted);
@@ -363,6 +372,9 @@ impl<'a, 'b> Execution<'a, 'b> {
         for operand in operands() {
             let Operand::Window { rank: owner, .. } = *operand else { continue };
             let Some((memory, Some(bytes))) = firing.memory(operand) else { continue };
+            if self.is_spent() {
+                break;
+            }
             let mut owners = self.shape.programs_of(owner);
             self.context.work += owners.len() as u64 / CLOCK_ENTRIES_PER_WORK;
             if !owners.any(|other| now.known[other] > 0) {
@@ -384,7 +396,8 @@ impl<'a, 'b> Execution<'a, 'b> {
         Some(self.locate(rank, buffer, offset + firing.begin, firing.length))
     }
 
-    /// Where bytes of a buffer lie. In place, the caller's output and input are one: the smaller of them lies in the larger.
+    /// Where bytes of a buffer lie. In place, the caller's output and input are one: the smaller of them lies in the
+    /// larger.
     fn locate(&self, rank: Rank, buffer: Buffer, offset: u64, bytes: u64) -> Physical {
         let sizes = &self.shape.sizes[rank.index()];
         let own_block = |block_bytes: u64| u64::from(rank.0) * block_bytes;
@@ -403,7 +416,7 @@ impl<'a, 'b> Execution<'a, 'b> {
     /// Fills in what the sources in memory hold.
     fn read_sources(&mut self, firing: &Firing<'_>, now: Now<'_>, sources: &mut [Vec<Run>]) {
         for (index, (source, runs)) in firing.step.sources.iter().zip(sources).enumerate() {
-            if matches!(source.operand, Operand::Slot(_)) {
+            if matches!(source.operand, Operand::Slot(_)) || self.is_spent() {
                 continue;
             }
             runs.clear();
@@ -430,7 +443,7 @@ impl<'a, 'b> Execution<'a, 'b> {
         cursors.clear();
         cursors.resize(sources.len(), 0);
         let mut start = 0;
-        while start < firing.length {
+        while start < firing.length && !self.is_spent() {
             terms.clear();
             let mut end = firing.length;
             let mut shift = None;
@@ -484,6 +497,9 @@ impl<'a, 'b> Execution<'a, 'b> {
     fn write_destinations(&mut self, firing: &Firing<'_>, now: Now<'_>) {
         for (index, destination) in firing.step.destinations.iter().enumerate() {
             let Some(physical) = self.accesses[firing.step.sources.len() + index] else { continue };
+            if self.is_spent() {
+                break;
+            }
             let Physical { memory, start, end } = physical;
             let bytes = &mut self.memories[memory];
             self.stored -= bytes.stored;
@@ -497,6 +513,9 @@ impl<'a, 'b> Execution<'a, 'b> {
     fn publish(&mut self, firing: &Firing<'_>, sent: Moment, known: &Knowledge) {
         for destination in &firing.step.destinations {
             let Operand::Slot(connection) = *destination else { continue };
+            if self.is_spent() {
+                break;
+            }
             self.stored += self.result.len() as u64;
             self.context.work += self.result.len() as u64;
             let message = Message { length: firing.length, runs: self.result.clone(), sent, known: known.clone() };
@@ -669,8 +688,8 @@ impl<'a, 'b> Execution<'a, 'b> {
         }
     }
 
-    /// A rank's memory is its caller's again when all of its programs have ended: one of them must know the last touch of
-    /// each peer.
+    /// A rank's memory is its caller's again when all of its programs have ended: one of them must know the last
+    /// touch of each peer.
     fn report_late_touches(&mut self) {
         let mut touches: Vec<_> = std::mem::take(&mut self.touches).into_iter().collect();
         touches.sort_unstable_by_key(|(key, _)| *key);
@@ -709,7 +728,7 @@ impl<'a, 'b> Execution<'a, 'b> {
                     for owner in (0..self.plan.ranks.len() as u32).map(Rank) {
                         let start = u64::from(owner.0) * block_bytes;
                         self.check_part(rank, start..start + block_bytes, Expected::InputOf(owner));
-                        if self.context.work > self.context.limits.work {
+                        if self.is_spent() {
                             return;
                         }
                     }
@@ -723,7 +742,7 @@ impl<'a, 'b> Execution<'a, 'b> {
                     self.check_part(rank, 0..output_bytes, Expected::Reduced { from_byte: 0 });
                 }
             }
-            if self.context.work > self.context.limits.work {
+            if self.is_spent() {
                 return;
             }
         }
@@ -734,6 +753,7 @@ impl<'a, 'b> Execution<'a, 'b> {
         let length = part.end - part.start;
         let Physical { memory, start, end } = self.locate(rank, Buffer::Output, part.start, length);
         let mut runs = Vec::new();
+        self.context.work += 1;
         // Faults of neighbours are joined: (fault, its last writer, from, to).
         let mut faults: Vec<(OutputFault, Option<Moment>, u64, u64)> = Vec::new();
         let expressions = &mut self.context.expressions;
@@ -801,8 +821,8 @@ impl<'a, 'b> Execution<'a, 'b> {
         }
     }
 
-    /// Nobody leaves before everyone has come: when all of a rank's programs have ended, every other rank's first step is
-    /// known to one of them.
+    /// Nobody leaves before everyone has come: when all of a rank's programs have ended, every other rank's first
+    /// step is known to one of them.
     fn check_barrier(&mut self, rank: Rank) {
         let mut absent = RankList::default();
         for other in (0..self.plan.ranks.len() as u32).map(Rank).filter(|other| *other != rank) {

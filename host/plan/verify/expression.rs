@@ -1,9 +1,10 @@
 //! What the bytes of a plan hold, as expressions over the ranks' inputs.
 //!
-//! An expression says which inputs have been reduced, in which order, with which scales and finishes; it leaves open which
-//! element it is about, so one expression serves a whole range of bytes. Expressions are interned: equal ones have equal
-//! ids, so that comparing two ids compares every rounding that led to them. What a step makes of its sources is worked out
-//! once for each combination of expressions, faults included; the many steps that repeat the combination look it up.
+//! An expression says which inputs have been reduced, in which order, with which scales and finishes; it leaves open
+//! which element it is about, so one expression serves a whole range of bytes. Expressions are interned: equal ones
+//! have equal ids, so that comparing two ids compares every rounding that led to them. What a step makes of its
+//! sources is worked out once for each combination of expressions, faults included; the many steps that repeat the
+//! combination look it up.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -219,8 +220,8 @@ impl Expressions {
         lacking
     }
 
-    /// The expression as text, as in `finish((scale r0 + scale r1) + scale r2)`; each pair of brackets rounds. Long expressions are
-    /// cut.
+    /// The expression as text, as in `finish((scale r0 + scale r1) + scale r2)`; each pair of brackets rounds. Long
+    /// expressions are cut.
     pub(super) fn render(&self, id: ExpressionId) -> String {
         let mut text = String::new();
         self.render_into(id, 12, &mut text);

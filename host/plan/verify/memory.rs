@@ -184,8 +184,8 @@ impl Bytes {
         }
     }
 
-    /// How `start..end` lies to the cells. Almost all accesses meet the borders that earlier ones have left, so that one look
-    /// is enough.
+    /// How `start..end` lies to the cells. Almost all accesses meet the borders that earlier ones have left, so that
+    /// one look is enough.
     fn meet(&mut self, start: u64, end: u64) -> Meeting<'_> {
         match self.cells.range_mut(..end).next_back() {
             Some((at, cell)) if *at == start && cell.end == end => Meeting::Cell(cell),
@@ -194,8 +194,8 @@ impl Bytes {
         }
     }
 
-    /// Reads `start..end`, not empty: appends what is there to `runs`, in positions counted from `start`. Answers how many
-    /// intervals and earlier reads were looked at.
+    /// Reads `start..end`, not empty: appends what is there to `runs`, in positions counted from `start`. Answers how
+    /// many intervals and earlier reads were looked at.
     pub(super) fn read(
         &mut self,
         start: u64,
@@ -235,7 +235,8 @@ impl Bytes {
         visited
     }
 
-    /// Writes `runs`, whose positions are counted from `start` and cover `start..end`. Answers as [`read`](Self::read) does.
+    /// Writes `runs`, whose positions are counted from `start` and cover `start..end`. Answers as
+    /// [`read`](Self::read) does.
     pub(super) fn write(
         &mut self,
         start: u64,

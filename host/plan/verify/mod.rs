@@ -71,15 +71,16 @@ use violation::{Place, Violations};
 /// What a verification may take. A plan that would need more is refused with a [`ViolationKind::TooLarge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Steps fired, over all iterations of all programs. By default 2^23.
+    /// Steps fired, over all iterations of all programs. By default 2^23; never more than 2^32 − 2.
     pub fired_steps: u64,
-    /// Programs × (programs + slots in flight + iterations of steps that are waited on). At most so many 32-bit numbers are
-    /// kept at one time, though programs that learn nothing new share them. By default 2^26.
+    /// Programs × (programs + slots in flight + iterations of steps that are waited on). At most so many 32-bit
+    /// numbers are kept at one time, though programs that learn nothing new share them. By default 2^26.
     pub clock_entries: u64,
-    /// Units of work. A unit is a step, an operand, an interval of bytes visited, an earlier access compared with, or eight
-    /// entries of a vector clock. By default 2^28, around ten seconds; 1 GiB over 64 ranks needs less.
+    /// Units of work. A unit is a step, an operand, an interval of bytes visited, an earlier access compared with, or
+    /// eight entries of a vector clock. By default 2^28, around ten seconds; 1 GiB over 64 ranks needs less.
     pub work: u64,
-    /// Intervals of bytes, earlier reads, and terms of expressions that are kept at one time. By default 2^23, around 1 GB.
+    /// Intervals of bytes, earlier reads, and terms of expressions that are kept at one time. By default 2^23, around
+    /// 1 GB; never more than 2^30.
     pub stored: u64,
 }
 
@@ -119,8 +120,8 @@ impl Report {
 /// | reduce | S | S on the root, 0 elsewhere |
 /// | barrier | 0 | 0 |
 ///
-/// Scratch has what the rank's plan says. What does not fit into 64 bits is `u64::MAX`, and what a rank that is not there
-/// has is 0.
+/// Scratch has what the rank's plan says. What does not fit into 64 bits is `u64::MAX`, and what a rank that is not
+/// there has is 0.
 pub fn buffer_bytes(plan: &Plan, rank: Rank, buffer: Buffer) -> u64 {
     let Some(rank_plan) = plan.ranks.get(rank.index()) else { return 0 };
     let one = plan.count.saturating_mul(u64::from(plan.element_bytes));
@@ -151,10 +152,16 @@ pub fn verify(plan: &Plan) -> Result<Report, Vec<Violation>> {
 /// # Errors
 /// As [`verify`].
 pub fn verify_within(plan: &Plan, limits: &Limits) -> Result<Report, Vec<Violation>> {
+    // Ticks and expressions are counted with 32 bits.
+    let limits = Limits {
+        fired_steps: limits.fired_steps.min(u64::from(u32::MAX) - 1),
+        stored: limits.stored.min(1 << 30),
+        ..*limits
+    };
     let mut violations = Violations::new();
-    let Some(shape) = shape::check(plan, limits, &mut violations) else { return Err(violations.into_list()) };
+    let Some(shape) = shape::check(plan, &limits, &mut violations) else { return Err(violations.into_list()) };
     let expressions = Expressions::new(plan.ranks.len() as u32);
-    let mut context = Context { plan, shape: &shape, limits: *limits, expressions, work: 0 };
+    let mut context = Context { plan, shape: &shape, limits, expressions, work: 0 };
     let placements: &[Placement] = match (plan.collective, plan.ranks.len()) {
         (Collective::Barrier, _) => &[],
         (_, 1) => &[Placement::InPlace],

@@ -1,7 +1,7 @@
 //! Whether a plan is well formed, and the tables that the execution of a well-formed plan needs.
 //!
-//! Plans may come from text that anybody wrote, so nothing about a plan is believed here: every index is looked up, every
-//! sum is checked. What passes can be executed without overflow and without an index out of range.
+//! Plans may come from text that anybody wrote, so nothing about a plan is believed here: every index is looked up,
+//! every sum is checked. What passes can be executed without overflow and without an index out of range.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,7 @@
 //! What can be wrong with a plan, where, and in which words.
 //!
-//! A violation is data first (a kind and a place, for programs) and text second (for people). This file decides nothing.
+//! A violation is data first (a kind and a place, for programs) and text second (for people). This file decides
+//! nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,13 +18,14 @@ const MAX_LISTED_RANKS: usize = 8;
 
 /// Something that is wrong with a plan.
 ///
-/// It prints as the place, a colon and the fault: `rank r2, program p0, step s3, iteration 1, output bytes 128..256: counts
-/// the input of r1 twice`.
+/// It prints as the place, a colon and the fault: `rank r2, program p0, step s3, iteration 1, output bytes 128..256:
+/// counts the input of r1 twice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// What is wrong.
     pub kind: ViolationKind,
-    /// Where the callers' inputs and outputs lay when it was found. What is wrong out of place is not told again in place.
+    /// Where the callers' inputs and outputs lay when it was found. What is wrong out of place is not told again in
+    /// place.
     pub placement: Placement,
     /// Whose part of the plan it is in.
     pub rank: Option<Rank>,
@@ -420,7 +422,8 @@ pub enum ViolationKind {
         found: u64,
     },
 
-    /// Nobody publishes a number of bytes for such a plan: its algorithm does not offer the collective, or it is too large.
+    /// Nobody publishes a number of bytes for such a plan: its algorithm does not offer the collective, or it is too
+    /// large.
     NoPublishedBytes(PlanError),
 
     /// The list was cut.
