@@ -427,12 +427,12 @@ impl Mesh {
     }
 
     /// As destinations: the slots to every other rank.
-    pub(super) fn to_peers(&self, rank: Rank) -> Vec<Operand> {
+    pub(super) fn slots_to_peers(&self, rank: Rank) -> Vec<Operand> {
         self.peers(rank).map(|peer| Operand::Slot(self.connection(rank, peer))).collect()
     }
 
     /// As sources: the slots from every other rank, taken as they are.
-    pub(super) fn from_peers(&self, rank: Rank) -> Vec<Source> {
+    pub(super) fn slots_from_peers(&self, rank: Rank) -> Vec<Source> {
         self.peers(rank).map(|peer| Operand::Slot(self.connection(peer, rank)).plain()).collect()
     }
 }
@@ -497,7 +497,7 @@ mod tests {
             limit_bytes in any::<u32>(), element_bytes in prop_oneof![1_u32..200, 1_u32..],
         ) {
             let chunk_bytes = chunk_bytes_within(limit_bytes, element_bytes);
-            prop_assert!(chunk_bytes > 0 && chunk_bytes % element_bytes == 0);
+            prop_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(element_bytes));
             prop_assert!(chunk_bytes <= limit_bytes || chunk_bytes == element_bytes);
             if aligned_unit_bytes(element_bytes) <= u64::from(limit_bytes) {
                 prop_assert_eq!(chunk_bytes % 64, 0);

@@ -41,8 +41,9 @@ fn all_to_all(builder: &mut Builder) {
                 vec![Step::new(own.bytes, sources, every_output(&request, rank, own)).finished()]
             }
         };
-        let frame =
-            |builder: &Builder| builder.once(vec![signal(mesh.to_peers(rank)), await_signals(mesh.from_peers(rank))]);
+        let frame = |builder: &Builder| {
+            builder.once(vec![signal(mesh.slots_to_peers(rank)), await_signals(mesh.slots_from_peers(rank))])
+        };
         let mut loops = vec![frame(builder)];
         loops.extend(work(builder, steps));
         loops.push(frame(builder));
@@ -57,13 +58,13 @@ fn broadcast(builder: &mut Builder, root: Rank) {
     for rank in request.ranks() {
         let mut loops = Vec::with_capacity(3);
         if rank == root {
-            loops.push(builder.once(vec![signal(star.to_leaves())]));
+            loops.push(builder.once(vec![signal(star.slots_to_leaves())]));
             loops.extend(work(builder, vec![copy(&request, Operand::input(0))]));
-            loops.push(builder.once(vec![await_signals(star.from_leaves())]));
+            loops.push(builder.once(vec![await_signals(star.slots_from_leaves())]));
         } else {
-            loops.push(builder.once(vec![await_signals(vec![star.from_root(rank).plain()])]));
+            loops.push(builder.once(vec![await_signals(vec![star.slot_from_root(rank).plain()])]));
             loops.extend(work(builder, vec![copy(&request, input_of(root, 0))]));
-            loops.push(builder.once(vec![signal(vec![star.to_root(rank)])]));
+            loops.push(builder.once(vec![signal(vec![star.slot_to_root(rank)])]));
         }
         builder.add_program(rank, loops);
     }
@@ -78,11 +79,12 @@ fn reduce(builder: &mut Builder, root: Rank) {
         if rank == root {
             let whole = Block { offset: 0, bytes: request.bytes() };
             let sources = inputs_in_rank_order(&request, rank, whole);
-            loops.push(builder.once(vec![await_signals(star.from_leaves())]));
+            loops.push(builder.once(vec![await_signals(star.slots_from_leaves())]));
             loops.extend(work(builder, vec![Step::new(whole.bytes, sources, vec![Operand::output(0)]).finished()]));
-            loops.push(builder.once(vec![signal(star.to_leaves())]));
+            loops.push(builder.once(vec![signal(star.slots_to_leaves())]));
         } else {
-            let steps = vec![signal(vec![star.to_root(rank)]), await_signals(vec![star.from_root(rank).plain()])];
+            let steps =
+                vec![signal(vec![star.slot_to_root(rank)]), await_signals(vec![star.slot_from_root(rank).plain()])];
             loops.push(builder.once(steps));
         }
         builder.add_program(rank, loops);
@@ -145,7 +147,7 @@ impl Star {
             let to_root = builder.connect(leaf, root, SLOTS);
             let from_root = builder.connect(root, leaf, SLOTS);
             debug_assert_eq!(
-                (star.to_root(leaf), star.from_root(leaf)),
+                (star.slot_to_root(leaf), star.slot_from_root(leaf)),
                 (Operand::Slot(to_root), Operand::Slot(from_root))
             );
         }
@@ -163,20 +165,20 @@ impl Star {
         2 * (leaf.0 - u32::from(leaf.0 > self.root.0))
     }
 
-    fn to_root(&self, leaf: Rank) -> Operand {
+    fn slot_to_root(&self, leaf: Rank) -> Operand {
         Operand::Slot(ConnectionId(self.first_connection(leaf)))
     }
 
-    fn from_root(&self, leaf: Rank) -> Operand {
+    fn slot_from_root(&self, leaf: Rank) -> Operand {
         Operand::Slot(ConnectionId(self.first_connection(leaf) + 1))
     }
 
-    fn to_leaves(&self) -> Vec<Operand> {
-        self.leaves().map(|leaf| self.from_root(leaf)).collect()
+    fn slots_to_leaves(&self) -> Vec<Operand> {
+        self.leaves().map(|leaf| self.slot_from_root(leaf)).collect()
     }
 
-    fn from_leaves(&self) -> Vec<Source> {
-        self.leaves().map(|leaf| self.to_root(leaf).plain()).collect()
+    fn slots_from_leaves(&self) -> Vec<Source> {
+        self.leaves().map(|leaf| self.slot_to_root(leaf).plain()).collect()
     }
 }
 

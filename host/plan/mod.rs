@@ -10,6 +10,8 @@
 
 pub mod builder;
 pub mod names;
+pub mod select;
+pub mod text;
 
 mod chain;
 mod digest;
@@ -19,6 +21,9 @@ mod one_shot;
 mod published;
 mod ring;
 mod tree;
+
+#[cfg(test)]
+mod tests;
 
 pub use builder::{Geometry, MAX_RANK_COUNT, PlanError, build};
 pub use published::published_bytes;

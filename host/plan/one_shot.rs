@@ -21,7 +21,7 @@ pub(super) fn build(builder: &mut Builder) {
         let operand_of = |peer| if peer == rank { input } else { Operand::Slot(mesh.connection(peer, rank)) };
         let sources = request.ranks().map(|peer| operand_of(peer).scaled()).collect();
         let steps = vec![
-            Step::new(bytes, vec![input.plain()], mesh.to_peers(rank)),
+            Step::new(bytes, vec![input.plain()], mesh.slots_to_peers(rank)),
             Step::new(bytes, sources, vec![Operand::output(0)]).finished(),
         ];
         let steps = builder.chunked(builder.slot_chunk_bytes(), steps);
