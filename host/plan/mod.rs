@@ -12,6 +12,7 @@ pub mod builder;
 pub mod names;
 pub mod select;
 pub mod text;
+pub mod verify;
 
 mod chain;
 mod digest;
