@@ -125,9 +125,12 @@ impl Board {
         lines.left.store(true, Ordering::Release);
     }
 
-    /// Steps that all ranks together have fired: it grows as long as anybody makes progress.
-    pub(crate) fn fired(&self) -> u64 {
-        self.ranks.iter().fold(0, |sum, lines| sum.wrapping_add(lines.fired.load(Ordering::Relaxed)))
+    /// A number that changes as long as any rank comes to a call or fires a step.
+    pub(crate) fn progress(&self) -> u64 {
+        self.ranks.iter().fold(0, |sum: u64, lines| {
+            let (fired, sequence) = (lines.fired.load(Ordering::Relaxed), lines.sequence.load(Ordering::Relaxed));
+            sum.wrapping_add(fired).wrapping_add(sequence)
+        })
     }
 
     /// Whether every rank has come to a call.
@@ -173,14 +176,17 @@ impl Board {
         None
     }
 
-    /// The error for two calls that should have been the same.
+    /// The error for two calls that should have been the same. Where one side is a call ahead of the other, the error is
+    /// about the earlier of the two calls, as far as the board remembers what both did then.
     pub(crate) fn mismatch(&self, rank: usize, mine: &Fingerprint, peer: usize, theirs: &Fingerprint) -> Error {
-        let (left, right) = describe_both(mine, theirs);
-        Error::Mismatch {
-            sequence: mine.sequence.min(theirs.sequence),
-            left: RankCall { rank, call: left },
-            right: RankCall { rank: peer, call: right },
+        let sequence = mine.sequence.min(theirs.sequence);
+        let then = |rank, now: &Fingerprint| self.fingerprint(rank, sequence).unwrap_or(*now);
+        let (mut left, mut right) = (then(rank, mine), then(peer, theirs));
+        if left == right {
+            (left, right) = (*mine, *theirs);
         }
+        let (left, right) = describe_both(&left, &right);
+        Error::Mismatch { sequence, left: RankCall { rank, call: left }, right: RankCall { rank: peer, call: right } }
     }
 
     /// Who keeps `rank` from finishing its call: those who have not come to it, or else those who have come, have not

@@ -30,9 +30,9 @@ pub unsafe trait BufferMut: Buffer {
 }
 
 macro_rules! buffer {
-    ($([$($generics:tt)*])? $type:ty) => {
+    ({ $($generics:tt)* } $type:ty) => {
         // SAFETY: it is, or dereferences to, a slice, which does not move while it is borrowed.
-        unsafe impl<T: Element $(, $($generics)*)?> Buffer for $type {
+        unsafe impl<T: Element, $($generics)*> Buffer for $type {
             type Element = T;
 
             fn as_ptr(&self) -> *const T {
@@ -45,7 +45,7 @@ macro_rules! buffer {
         }
 
         // SAFETY: as above, borrowed for writing.
-        unsafe impl<T: Element $(, $($generics)*)?> BufferMut for $type {
+        unsafe impl<T: Element, $($generics)*> BufferMut for $type {
             fn as_mut_ptr(&mut self) -> *mut T {
                 <[T]>::as_mut_ptr(self)
             }
@@ -53,7 +53,7 @@ macro_rules! buffer {
     };
 }
 
-buffer!([T]);
-buffer!(Vec<T>);
-buffer!(Box<[T]>);
-buffer!([const N: usize] [T; N]);
+buffer!({} [T]);
+buffer!({} Vec<T>);
+buffer!({} Box<[T]>);
+buffer!({ const N: usize } [T; N]);

@@ -102,7 +102,9 @@ pub enum Error {
     },
 
     /// The communicator would hold more memory than its budget allows.
-    #[error("rank {rank}: {what} needs {needed_bytes} bytes beside the {held_bytes} held; the budget is {budget_bytes}")]
+    #[error(
+        "rank {rank}: {what} needs {needed_bytes} bytes beside the {held_bytes} held; the budget is {budget_bytes}"
+    )]
     MemoryBudget {
         /// Who needs it.
         rank: usize,

@@ -137,6 +137,12 @@ impl Plan {
     pub fn rank_count(&self) -> usize {
         self.ranks.len()
     }
+
+    /// Whether some rank touches another's buffers.
+    pub fn touches_windows(&self) -> bool {
+        let programs = self.ranks.iter().flat_map(|rank| &rank.programs);
+        programs.flat_map(|program| &program.loops).flat_map(|looped| &looped.steps).any(Step::touches_windows)
+    }
 }
 
 /// A one-way FIFO of slots. It has exactly one producing and one consuming program.
@@ -208,6 +214,12 @@ impl Step {
     #[must_use]
     pub fn finished(self) -> Step {
         Step { finish: true, ..self }
+    }
+
+    /// Whether it touches a peer's buffers.
+    pub fn touches_windows(&self) -> bool {
+        let operands = self.sources.iter().map(|source| &source.operand).chain(&self.destinations);
+        operands.into_iter().any(|operand| matches!(operand, Operand::Window { .. }))
     }
 }
 

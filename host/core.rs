@@ -1,0 +1,570 @@
+//! One rank of a communicator, without types: a call is a collective, a count and two addresses.
+//!
+//! The typed API and, later, a C ABI are thin skins on this. A call goes through three stages: [`Core::start`] checks it,
+//! finds its plan, posts it on the board and lays out the interpreter's view; [`Core::poll`] advances its programs once;
+//! [`Core::look`] is for a rank that is blocked: it compares with the board, watches the deadlines and names who is late.
+//! Nothing here waits, so that one thread can drive several ranks (see `Group`).
+//!
+//! Every failure after `start` breaks the communicator for all its ranks: connections may hold slots of a call that was
+//! never finished, and no later call could trust them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tutti_kernels::interpreter::Progress;
+use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, StepTime, Trace, buffer, operand_kind};
+use tutti_kernels::reduce_copy::Isa;
+
+use crate::board::Board;
+use crate::device::cpu::{Advance, BoundPlan, Ends, advance_for, isa};
+use crate::dtype::{DType, Reduction};
+use crate::error::{Error, RankCall, Result};
+use crate::fingerprint::{CallWords, Purpose, describe};
+use crate::options::{Options, Overrides};
+use crate::plan::select::{Capabilities, choose};
+use crate::plan::{self, Algorithm, Collective, Geometry, Plan};
+use crate::sync::lock;
+use crate::transport::Transport;
+
+/// Plans that a rank keeps laid out. A trainer uses a handful; a caller whose sizes never repeat would otherwise fill the
+/// memory with plans.
+const PLANS_KEPT: usize = 256;
+
+/// What the ranks of one communicator share.
+pub(crate) struct World {
+    pub(crate) board: Board,
+    pub(crate) transport: Box<dyn Transport>,
+    pub(crate) geometry: Geometry,
+    /// Communicators being split off, until all their ranks have come for them: by sequence and colour.
+    children: Mutex<HashMap<(u64, u32), (Arc<World>, usize)>>,
+}
+
+impl World {
+    pub(crate) fn in_process(rank_count: usize, geometry: Geometry) -> Arc<World> {
+        Arc::new(World {
+            board: Board::new(rank_count),
+            transport: Box::new(crate::transport::in_process::InProcess::new(geometry)),
+            geometry,
+            children: Mutex::default(),
+        })
+    }
+
+    /// The world that call `sequence` split off for `color`: the first of its `rank_count` ranks makes it, the last takes it
+    /// out.
+    pub(crate) fn child(&self, sequence: u64, color: u32, rank_count: usize) -> Arc<World> {
+        let mut children = lock(&self.children);
+        let (world, taken) =
+            children.entry((sequence, color)).or_insert_with(|| (World::in_process(rank_count, self.geometry), 0));
+        *taken += 1;
+        let (world, taken) = (Arc::clone(world), *taken);
+        if taken == rank_count {
+            children.remove(&(sequence, color));
+        }
+        world
+    }
+}
+
+/// A call, without types.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) purpose: Purpose,
+    pub(crate) collective: Collective,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) reduction: Option<Reduction>,
+    /// In elements, as the collective counts them.
+    pub(crate) count: u64,
+    pub(crate) input: *const u8,
+    pub(crate) output: *mut u8,
+}
+
+// SAFETY: the addresses are those of borrowed or owned buffers of `Send` elements; whoever moves a request to another thread
+// keeps them alive and lets nobody else touch them.
+unsafe impl Send for Request {}
+
+impl Request {
+    fn element_bytes(&self) -> u32 {
+        self.dtype.map_or(1, |dtype| dtype.bytes() as u32)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct PlanKey {
+    collective: Collective,
+    algorithm: Algorithm,
+    count: u64,
+    element_bytes: u32,
+}
+
+/// A call under way.
+pub(crate) struct Active {
+    key: PlanKey,
+    fingerprint: Fingerprint,
+    call: Call,
+    advance: Advance,
+    progress_timeout: Duration,
+    arrival_timeout: Duration,
+    /// When this rank first looked around in vain, and how far all ranks had come then.
+    stalled: Option<(Instant, u64)>,
+    /// The program and the operand of its step that were last seen waiting.
+    blocked: Option<(usize, u32)>,
+    waiting: bool,
+}
+
+/// The answer of [`Core::poll`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Polled {
+    Moved,
+    Waiting,
+    Done,
+}
+
+/// One rank of a communicator.
+pub(crate) struct Core {
+    pub(crate) world: Arc<World>,
+    pub(crate) rank: usize,
+    pub(crate) options: Options,
+    sequence: u64,
+    fired: u64,
+    isa: Isa,
+    ends: Ends,
+    plans: HashMap<PlanKey, BoundPlan>,
+    /// The plan of the call under way, or of the last one: the next call is usually the same.
+    current: Option<(PlanKey, BoundPlan)>,
+    connection_bytes: u64,
+    traces: Option<Traces>,
+}
+
+// SAFETY: the ends point into the transport's memory, which `world` keeps alive, and are used by whichever single thread
+// drives this rank.
+unsafe impl Send for Core {}
+
+impl Core {
+    pub(crate) fn new(world: Arc<World>, rank: usize, options: Options) -> Core {
+        Core {
+            world,
+            rank,
+            options,
+            sequence: 0,
+            fired: 0,
+            isa: isa(),
+            ends: Ends::default(),
+            plans: HashMap::new(),
+            current: None,
+            connection_bytes: 0,
+            traces: None,
+        }
+    }
+
+    pub(crate) fn rank_count(&self) -> usize {
+        self.world.board.rank_count()
+    }
+
+    /// The sequence number of the last call.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The algorithm for a call: the caller's, or the communicator's where it offers the collective, or the best guess.
+    pub(crate) fn algorithm(
+        &self,
+        collective: Collective,
+        count: u64,
+        element_bytes: u32,
+        overrides: &Overrides,
+    ) -> Algorithm {
+        if let Some(algorithm) = overrides.algorithm {
+            return algorithm;
+        }
+        if let Some(algorithm) = self.options.algorithm
+            && algorithm.offers(collective)
+        {
+            return algorithm;
+        }
+        let bytes = count.saturating_mul(u64::from(element_bytes));
+        let capabilities = Capabilities { windows: self.world.transport.guarantees().windows };
+        choose(collective, self.rank_count(), bytes, element_bytes, capabilities)
+    }
+
+    /// The plan for a call.
+    pub(crate) fn plan(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        count: u64,
+        element_bytes: u32,
+    ) -> Result<Plan> {
+        plan::build(collective, algorithm, self.rank_count(), count, element_bytes, &self.world.geometry)
+            .map_err(|source| Error::Plan { call: collective.name(), source })
+    }
+
+    /// Makes `current` the plan of `key`, laid out.
+    fn bind(&mut self, key: PlanKey) -> Result<()> {
+        if matches!(&self.current, Some((current, _)) if *current == key) {
+            return Ok(());
+        }
+        if let Some((old, plan)) = self.current.take() {
+            if self.plans.len() >= PLANS_KEPT {
+                self.plans.clear();
+            }
+            self.plans.insert(old, plan);
+        }
+        if let Some(plan) = self.plans.remove(&key) {
+            self.current = Some((key, plan));
+            return Ok(());
+        }
+        let plan = self.plan(key.collective, key.algorithm, key.count, key.element_bytes)?;
+        let new_bytes = self.ends.missing(&plan, self.rank) as u64 * self.world.transport.connection_bytes();
+        let needed_bytes = new_bytes + plan.ranks[self.rank].scratch_bytes;
+        let held_bytes = self.held_bytes();
+        if let Some(budget_bytes) = self.options.memory_budget_bytes
+            && held_bytes.saturating_add(needed_bytes) > budget_bytes
+        {
+            let (rank, what) = (self.rank, "connections");
+            let error = Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes };
+            return Err(self.world.board.fail(error));
+        }
+        let bound = BoundPlan::new(&plan, self.rank, &mut self.ends, &*self.world.transport);
+        let bound = bound.map_err(|no_memory| {
+            let (rank, what) = (self.rank, "a connection");
+            self.world.board.fail(Error::OutOfMemory { rank, what, needed_bytes: no_memory.needed_bytes })
+        })?;
+        self.connection_bytes += new_bytes;
+        self.current = Some((key, bound));
+        Ok(())
+    }
+
+    /// Comes to a call: from here on the peers can see it.
+    ///
+    /// The caller keeps the request's buffers valid and lets nobody else touch them until the call is over: until
+    /// [`Core::poll`] says `Done`, or an error has been given to [`Core::give_up`].
+    pub(crate) fn start(&mut self, request: &Request, overrides: &Overrides) -> Result<Active> {
+        if let Some(error) = self.world.board.verdict() {
+            return Err(error);
+        }
+        let element_bytes = request.element_bytes();
+        let algorithm = self.algorithm(request.collective, request.count, element_bytes, overrides);
+        let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
+        self.bind(key)?;
+        let Some((_, bound)) = &mut self.current else {
+            return Err(Error::Internal { what: "a bound plan is missing".to_owned() });
+        };
+        bound.rewind();
+        self.sequence += 1;
+        let words = CallWords {
+            purpose: request.purpose,
+            collective: request.collective,
+            algorithm,
+            dtype: request.dtype,
+            reduction: request.reduction,
+            count: request.count,
+            plan_digest: bound.digest,
+        };
+        let fingerprint = words.pack(self.sequence);
+        let board = &self.world.board;
+        board.post(self.rank, &fingerprint);
+        let mut buffers = [std::ptr::null_mut(); buffer::COUNT];
+        buffers[buffer::INPUT as usize] = request.input.cast_mut();
+        buffers[buffer::OUTPUT as usize] = request.output;
+        buffers[buffer::SCRATCH as usize] = bound.scratch.as_mut_ptr().cast();
+        if bound.uses_windows {
+            // SAFETY: the rank has just come to the call, and no step of it has run.
+            unsafe { board.expose(self.rank, buffers) };
+        }
+        let (scale, finish) = average_factors(board.rank_count());
+        let call = Call {
+            fingerprint,
+            buffers,
+            windows: board.windows(),
+            sends: self.ends.sends.as_mut_ptr(),
+            receives: self.ends.receives.as_mut_ptr(),
+            completed: bound.completed.as_mut_ptr(),
+            abort: board.abort_word(),
+            touching: board.touching_word(self.rank),
+            traces: self.traces.as_mut().map_or(std::ptr::null_mut(), |traces| traces.reserve(bound.programs.len())),
+            scale,
+            finish,
+        };
+        Ok(Active {
+            key,
+            fingerprint,
+            call,
+            // A collective that reduces nothing only copies, whatever the reduction; without a type it copies bytes in the
+            // units of the smallest type.
+            advance: advance_for(request.dtype.unwrap_or(DType::F32), request.reduction.unwrap_or(Reduction::Sum)),
+            progress_timeout: overrides.progress_timeout.unwrap_or(self.options.progress_timeout),
+            arrival_timeout: overrides.arrival_timeout.unwrap_or(self.options.arrival_timeout),
+            stalled: None,
+            blocked: None,
+            waiting: false,
+        })
+    }
+
+    /// Advances each program of the call by at most one step.
+    #[inline]
+    pub(crate) fn poll(&mut self, active: &mut Active) -> Result<Polled> {
+        let Some((_, bound)) = self.current.as_mut().filter(|(key, _)| *key == active.key) else {
+            return Err(Error::Internal { what: "two calls of one rank at a time".to_owned() });
+        };
+        let mut moved = false;
+        let mut done = true;
+        for index in 0..bound.programs.len() {
+            // SAFETY: the plan is a right one for this rank (the planner's plans are proved so by the verifier), laid out by
+            // `BoundPlan::new` over buffers that `start`'s caller vouches for; its states are advanced nowhere else, and the
+            // processor has `isa`, which asked it.
+            let progress =
+                unsafe { (active.advance)(self.isa, &bound.programs[index], &mut bound.states[index], &active.call) };
+            match progress {
+                Progress::Fired => {
+                    self.fired += 1;
+                    moved = true;
+                    done = false;
+                }
+                Progress::Waiting { operand } => {
+                    active.blocked = Some((index, operand));
+                    done = false;
+                }
+                Progress::Done => {}
+                Progress::Aborted => return Err(self.broken()),
+                Progress::Mismatch { operand } => return Err(self.mismatch(active, index, operand)),
+            }
+        }
+        if done {
+            if active.waiting {
+                self.world.board.note_waiting(self.rank, None);
+            }
+            self.world.board.finish(self.rank, self.sequence);
+            return Ok(Polled::Done);
+        }
+        if moved {
+            if active.waiting {
+                active.waiting = false;
+                self.world.board.note_waiting(self.rank, None);
+            }
+            active.stalled = None;
+            self.world.board.note_fired(self.rank, self.fired);
+            return Ok(Polled::Moved);
+        }
+        Ok(Polled::Waiting)
+    }
+
+    /// Looks around on behalf of a call that has been waiting for some time: is somebody doing something else, gone, or too
+    /// late?
+    #[cold]
+    pub(crate) fn look(&mut self, active: &mut Active, now: Instant) -> Result<()> {
+        let board = &self.world.board;
+        if let Some(error) = board.verdict() {
+            return Err(error);
+        }
+        if let Some(error) = board.disagreement(self.rank, &active.fingerprint) {
+            return Err(board.fail(error));
+        }
+        active.waiting = true;
+        board.note_waiting(self.rank, self.waits_for(active));
+        let progress = board.progress();
+        let since = match active.stalled {
+            Some((since, before)) if before == progress => since,
+            _ => {
+                active.stalled = Some((now, progress));
+                now
+            }
+        };
+        let sequence = active.fingerprint.sequence;
+        let limit = if board.all_arrived(sequence) { active.progress_timeout } else { active.arrival_timeout };
+        let waited = now.saturating_duration_since(since);
+        if waited < limit {
+            return Ok(());
+        }
+        let late = board.late(self.rank, sequence);
+        let call = RankCall { rank: self.rank, call: describe(&active.fingerprint) };
+        let error = if late.is_empty() {
+            Error::Internal { what: format!("all ranks wait for each other in call {sequence}: {call}") }
+        } else {
+            Error::Late { sequence, call, waited, late }
+        };
+        Err(board.fail(error))
+    }
+
+    /// Ends a call that has failed: when this returns, no peer touches the call's buffers any more.
+    pub(crate) fn give_up(&mut self, error: Error) -> Error {
+        let verdict = self.world.board.fail(error);
+        self.world.board.expel(self.rank);
+        verdict
+    }
+
+    /// The peer that this rank waits for.
+    fn waits_for(&self, active: &Active) -> Option<usize> {
+        let (_, bound) = self.current.as_ref()?;
+        let (program, index) = active.blocked?;
+        let operand = bound.operand(program, index).filter(|operand| operand.kind == operand_kind::SLOT)?;
+        let end = operand.index as usize;
+        let peer =
+            if bound.is_source(program, index) { self.ends.receives[end].peer } else { self.ends.sends[end].peer };
+        Some(peer as usize)
+    }
+
+    /// The error of a call that found the abort word raised.
+    #[cold]
+    fn broken(&self) -> Error {
+        let unknown = || Error::Internal { what: "the abort word is raised, but nobody said why".to_owned() };
+        self.world.board.verdict().unwrap_or_else(unknown)
+    }
+
+    /// The error of a call that found a slot of another one.
+    #[cold]
+    fn mismatch(&self, active: &Active, program: usize, operand: u32) -> Error {
+        let found = self.current.as_ref().and_then(|(_, bound)| bound.operand(program, operand));
+        let Some(end) = found.and_then(|operand| self.ends.receives.get(operand.index as usize)) else {
+            return Error::Internal { what: "a mismatch on an unknown connection".to_owned() };
+        };
+        let index = end.received & u64::from(end.slot_count - 1);
+        // SAFETY: the interpreter has acquired this slot and not released it, so its header is there to be read.
+        let theirs = unsafe { *end.slots.add((index * end.slot_stride_bytes) as usize).cast::<SlotHeader>() };
+        self.world.board.mismatch(self.rank, &active.fingerprint, end.peer as usize, &theirs.fingerprint)
+    }
+
+    /// Bytes that this rank holds: connections that end here, plans, scratch, traces.
+    fn held_bytes(&self) -> u64 {
+        let report = self.memory();
+        report.connection_bytes + report.plan_bytes + report.trace_bytes
+    }
+
+    /// What this rank holds.
+    pub(crate) fn memory(&self) -> MemoryReport {
+        let plans = self.plans.values().chain(self.current.as_ref().map(|(_, plan)| plan));
+        MemoryReport {
+            connections: self.ends.receives.len(),
+            connection_bytes: self.connection_bytes,
+            plans: self.plans.len() + usize::from(self.current.is_some()),
+            plan_bytes: plans.map(BoundPlan::bytes).sum(),
+            trace_bytes: self.traces.as_ref().map_or(0, Traces::bytes),
+        }
+    }
+
+    /// Begins to time steps, `capacity` of each program; what was timed before is dropped.
+    pub(crate) fn start_trace(&mut self, capacity: usize) {
+        self.traces = Some(Traces {
+            capacity,
+            entries: Vec::new(),
+            headers: Vec::new(),
+            begun: (Instant::now(), tutti_kernels::target::timestamp()),
+        });
+    }
+
+    /// Stops timing steps; what was timed.
+    pub(crate) fn take_trace(&mut self) -> Vec<TimedStep> {
+        self.traces.take().map_or_else(Vec::new, Traces::finish)
+    }
+}
+
+/// Where step times go.
+struct Traces {
+    capacity: usize,
+    entries: Vec<Vec<StepTime>>,
+    headers: Vec<Trace>,
+    /// The same moment by the system's clock and by the kernels'.
+    begun: (Instant, u64),
+}
+
+// SAFETY: the addresses in `headers` point into `entries`, which moves with it.
+unsafe impl Send for Traces {}
+
+impl Traces {
+    /// Room for `programs` programs.
+    fn reserve(&mut self, programs: usize) -> *mut Trace {
+        while self.headers.len() < programs {
+            let mut entries = vec![StepTime::default(); self.capacity];
+            let header = Trace { entries: entries.as_mut_ptr(), capacity: self.capacity as u64, count: 0 };
+            self.entries.push(entries);
+            self.headers.push(header);
+        }
+        self.headers.as_mut_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entries| size_of_val(&entries[..]) as u64).sum()
+    }
+
+    /// The times, by the system's clock: the kernels' is compared with it at both ends.
+    fn finish(self) -> Vec<TimedStep> {
+        let (begun, begun_ticks) = self.begun;
+        let elapsed = begun.elapsed();
+        let elapsed_ticks = tutti_kernels::target::timestamp().saturating_sub(begun_ticks).max(1);
+        let since = |ticks: u64| {
+            elapsed.mul_f64((ticks.saturating_sub(begun_ticks) as f64 / elapsed_ticks as f64).clamp(0.0, 1.0))
+        };
+        let mut steps: Vec<_> = self
+            .headers
+            .iter()
+            .zip(&self.entries)
+            .flat_map(|(header, entries)| &entries[..header.count.min(header.capacity) as usize])
+            .map(|time| TimedStep {
+                program: time.program,
+                step: time.step,
+                iteration: time.iteration,
+                start: since(time.start),
+                end: since(time.end),
+            })
+            .collect();
+        steps.sort_by_key(|step| step.start);
+        steps
+    }
+}
+
+/// When a step ran, counted from the start of the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimedStep {
+    /// Which program of this rank.
+    pub program: u32,
+    /// Which step of the program.
+    pub step: u32,
+    /// Which iteration of the step's loop.
+    pub iteration: u64,
+    /// When its operands were ready.
+    pub start: Duration,
+    /// When its data was in place.
+    pub end: Duration,
+}
+
+/// Memory that one rank of a communicator holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Connections that end at this rank.
+    pub connections: usize,
+    /// Bytes of their slots and counters.
+    pub connection_bytes: u64,
+    /// Plans laid out for the interpreter.
+    pub plans: usize,
+    /// Their bytes, scratch memory included.
+    pub plan_bytes: u64,
+    /// Bytes of step times.
+    pub trace_bytes: u64,
+}
+
+impl MemoryReport {
+    /// All of it.
+    pub fn total_bytes(&self) -> u64 {
+        self.connection_bytes + self.plan_bytes + self.trace_bytes
+    }
+}
+
+impl std::fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} bytes: {} in {} connections, {} in {} plans, {} of step times",
+            self.total_bytes(),
+            self.connection_bytes,
+            self.connections,
+            self.plan_bytes,
+            self.plans,
+            self.trace_bytes
+        )
+    }
+}
+
+/// What sources and results of an average of `rank_count` floats are multiplied by: 2^−k and 2^k / N, k = ⌈log2 N⌉.
+fn average_factors(rank_count: usize) -> (f32, f32) {
+    let power = rank_count.next_power_of_two() as f32;
+    (1.0 / power, power / rank_count as f32)
+}

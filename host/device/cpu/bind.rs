@@ -1,0 +1,253 @@
+//! A plan made ready to run: one rank's programs laid out for the interpreter, their connections opened.
+
+use std::collections::HashMap;
+
+use tutti_kernels::interpreter::State;
+use tutti_kernels::layout::{self, Completed, NO_PROGRAM, ReceiveEnd, SendEnd, operand_flag, operand_kind, step_flag};
+
+use crate::plan::{After, Buffer, ConnectionId, Operand, Plan, Program, Rank};
+use crate::transport::{ConnectionKey, NoMemory, Transport};
+
+/// One rank's ends of its connections. Plans share them: a connection's counters run on from call to call.
+#[derive(Default)]
+pub(crate) struct Ends {
+    pub(crate) sends: Vec<SendEnd>,
+    pub(crate) receives: Vec<ReceiveEnd>,
+    send_index: HashMap<ConnectionKey, u32>,
+    receive_index: HashMap<ConnectionKey, u32>,
+}
+
+impl Ends {
+    /// The place of a producing end among `sends`, opened if need be.
+    fn send(&mut self, key: ConnectionKey, transport: &dyn Transport) -> Result<u32, NoMemory> {
+        if let Some(index) = self.send_index.get(&key) {
+            return Ok(*index);
+        }
+        let index = self.sends.len() as u32;
+        self.sends.push(transport.connect_send(key)?);
+        self.send_index.insert(key, index);
+        Ok(index)
+    }
+
+    /// The place of a consuming end among `receives`, opened if need be.
+    fn receive(&mut self, key: ConnectionKey, transport: &dyn Transport) -> Result<u32, NoMemory> {
+        if let Some(index) = self.receive_index.get(&key) {
+            return Ok(*index);
+        }
+        let index = self.receives.len() as u32;
+        self.receives.push(transport.connect_receive(key)?);
+        self.receive_index.insert(key, index);
+        Ok(index)
+    }
+
+    /// How many consuming ends `plan` would open for `rank` that are not open yet.
+    pub(crate) fn missing(&self, plan: &Plan, rank: usize) -> usize {
+        let keys = connection_keys(plan);
+        keys.iter().filter(|key| key.to == rank && !self.receive_index.contains_key(key)).count()
+    }
+}
+
+/// The connections of a plan as the transport names them: several from one rank to another are told apart by their order,
+/// which is the same on both sides.
+fn connection_keys(plan: &Plan) -> Vec<ConnectionKey> {
+    let mut seen: HashMap<(Rank, Rank), u32> = HashMap::new();
+    plan.connections
+        .iter()
+        .map(|connection| {
+            let count = seen.entry((connection.from, connection.to)).or_default();
+            let index = *count;
+            *count += 1;
+            ConnectionKey { from: connection.from.index(), to: connection.to.index(), index }
+        })
+        .collect()
+}
+
+/// One rank's part of a plan, laid out. The addresses inside point into the vectors beside them, which are never resized.
+pub(crate) struct BoundPlan {
+    pub(crate) digest: u64,
+    pub(crate) programs: Vec<layout::Program>,
+    pub(crate) states: Vec<State>,
+    pub(crate) completed: Vec<Completed>,
+    pub(crate) scratch: Vec<u64>,
+    /// Whether some rank touches another's buffers.
+    pub(crate) uses_windows: bool,
+    _loops: Vec<Vec<layout::Loop>>,
+    _steps: Vec<Vec<layout::Step>>,
+    operands: Vec<Vec<layout::Operand>>,
+    _resolved: Vec<Vec<*mut u8>>,
+}
+
+// SAFETY: the addresses point into vectors that move with the plan (their heap memory stays where it is), and are used by
+// whichever single thread runs it.
+unsafe impl Send for BoundPlan {}
+
+impl BoundPlan {
+    /// Lays out `rank`'s part of `plan`, which is a right one (see `plan::verify`), and opens its connections.
+    pub(crate) fn new(
+        plan: &Plan,
+        rank: usize,
+        ends: &mut Ends,
+        transport: &dyn Transport,
+    ) -> Result<BoundPlan, NoMemory> {
+        let keys = connection_keys(plan);
+        let programs = &plan.ranks[rank].programs;
+        let mut bound = BoundPlan {
+            digest: plan.digest(),
+            programs: Vec::with_capacity(programs.len()),
+            states: vec![State::default(); programs.len()],
+            completed: programs.iter().map(|_| Completed::default()).collect(),
+            scratch: vec![0; plan.ranks[rank].scratch_bytes.div_ceil(8) as usize],
+            uses_windows: plan.touches_windows(),
+            _loops: Vec::new(),
+            _steps: Vec::new(),
+            operands: Vec::new(),
+            _resolved: Vec::new(),
+        };
+        for (index, program) in programs.iter().enumerate() {
+            let mut loops = Vec::with_capacity(program.loops.len());
+            let mut steps = Vec::new();
+            let mut operands = Vec::new();
+            let mut longest = 0;
+            for looped in &program.loops {
+                loops.push(layout::Loop {
+                    iterations: looped.iterations,
+                    chunk_bytes: looped.chunk_bytes,
+                    first_step: steps.len() as u32,
+                    step_count: looped.steps.len() as u32,
+                    reserved: 0,
+                });
+                for step in &looped.steps {
+                    let first_operand = operands.len() as u32;
+                    for source in &step.sources {
+                        let mut operand = match source.operand {
+                            Operand::Slot(id) => slot_operand(ends.receive(keys[id.index()], transport)?),
+                            other => memory_operand(other),
+                        };
+                        operand.flags = if source.scale { operand_flag::SCALE } else { 0 };
+                        operands.push(operand);
+                    }
+                    for destination in &step.destinations {
+                        operands.push(match *destination {
+                            Operand::Slot(id) => slot_operand(ends.send(keys[id.index()], transport)?),
+                            other => memory_operand(other),
+                        });
+                    }
+                    longest = longest.max(step.sources.len() + step.destinations.len());
+                    let (after_program, after_first, after_stride) = after_numbers(programs, step.after);
+                    let awaited = is_awaited(programs, index as u32, steps.len() as u32);
+                    steps.push(layout::Step {
+                        bytes: step.bytes,
+                        after_first,
+                        after_stride,
+                        first_operand,
+                        source_count: step.sources.len() as u32,
+                        destination_count: step.destinations.len() as u32,
+                        flags: if step.finish { step_flag::FINISH } else { 0 }
+                            | if step.touches_windows() { step_flag::TOUCHES_WINDOWS } else { 0 }
+                            | if awaited { step_flag::AWAITED } else { 0 },
+                        after_program,
+                        reserved: 0,
+                    });
+                }
+            }
+            let mut resolved = vec![std::ptr::null_mut(); longest];
+            bound.programs.push(layout::Program {
+                loops: loops.as_ptr(),
+                steps: steps.as_ptr(),
+                operands: operands.as_ptr(),
+                resolved: resolved.as_mut_ptr(),
+                loop_count: loops.len() as u32,
+                index: index as u32,
+            });
+            bound._loops.push(loops);
+            bound._steps.push(steps);
+            bound.operands.push(operands);
+            bound._resolved.push(resolved);
+        }
+        Ok(bound)
+    }
+
+    /// Makes the programs start at their first step.
+    pub(crate) fn rewind(&mut self) {
+        self.states.fill(State::default());
+        for completed in &mut self.completed {
+            completed.steps = 0;
+        }
+    }
+
+    /// The operand of the given index of the step at which the program is.
+    pub(crate) fn operand(&self, program: usize, operand: u32) -> Option<&layout::Operand> {
+        let state = self.states.get(program)?;
+        let looped = self._loops[program].get(state.loop_index as usize)?;
+        let step = self._steps[program].get((looped.first_step + state.step) as usize)?;
+        self.operands[program].get((step.first_operand + operand) as usize)
+    }
+
+    /// Whether an operand of the given index is a source of the step at which the program is.
+    pub(crate) fn is_source(&self, program: usize, operand: u32) -> bool {
+        let state = &self.states[program];
+        let looped = &self._loops[program][state.loop_index as usize];
+        operand < self._steps[program][(looped.first_step + state.step) as usize].source_count
+    }
+
+    /// Bytes that the layout holds.
+    pub(crate) fn bytes(&self) -> u64 {
+        let count = |sizes: usize| sizes as u64;
+        let per_program: u64 = (0..self.programs.len())
+            .map(|program| {
+                count(size_of_val(&self._loops[program][..]))
+                    + count(size_of_val(&self._steps[program][..]))
+                    + count(size_of_val(&self.operands[program][..]))
+                    + count(size_of_val(&self._resolved[program][..]))
+            })
+            .sum();
+        per_program
+            + count(size_of_val(&self.programs[..]))
+            + count(size_of_val(&self.states[..]))
+            + count(size_of_val(&self.completed[..]))
+            + count(size_of_val(&self.scratch[..]))
+    }
+}
+
+fn slot_operand(index: u32) -> layout::Operand {
+    layout::Operand { kind: operand_kind::SLOT, flags: 0, index, buffer: 0, offset: 0 }
+}
+
+fn memory_operand(operand: Operand) -> layout::Operand {
+    let code = |buffer| match buffer {
+        Buffer::Input => layout::buffer::INPUT,
+        Buffer::Output => layout::buffer::OUTPUT,
+        Buffer::Scratch => layout::buffer::SCRATCH,
+    };
+    let (kind, index, buffer, offset) = match operand {
+        Operand::Local { buffer, offset } => (operand_kind::LOCAL, code(buffer), 0, offset),
+        Operand::Window { rank, buffer, offset } => (operand_kind::WINDOW, rank.0, code(buffer), offset),
+        Operand::Slot(ConnectionId(_)) => unreachable!("slots are laid out by slot_operand"),
+    };
+    layout::Operand { kind, flags: 0, index, buffer, offset }
+}
+
+/// Which program a step waits on, and how many steps that one must have completed: at iteration 0, and per iteration.
+fn after_numbers(programs: &[Program], after: Option<After>) -> (u32, u64, u64) {
+    let Some(after) = after else { return (NO_PROGRAM, 0, 0) };
+    let mut completed = 0;
+    let mut first_step = 0;
+    for looped in &programs[after.program.index()].loops {
+        let steps = looped.steps.len() as u32;
+        if after.step.0 < first_step + steps {
+            return (after.program.0, completed + u64::from(after.step.0 - first_step) + 1, u64::from(steps));
+        }
+        first_step += steps;
+        completed += looped.iterations * u64::from(steps);
+    }
+    unreachable!("the verifier proves that every step that is waited on exists")
+}
+
+/// Whether a step of another program waits on this one.
+fn is_awaited(programs: &[Program], program: u32, step: u32) -> bool {
+    programs
+        .iter()
+        .flat_map(|other| &other.loops)
+        .flat_map(|looped| &looped.steps)
+        .any(|other| other.after.is_some_and(|after| after.program.0 == program && after.step.0 == step))
+}

@@ -1,0 +1,31 @@
+//! From an element type and a reduction to the interpreter that was compiled for them.
+
+use tutti_kernels::interpreter::{Progress, State, advance};
+use tutti_kernels::layout::{Call, Program};
+use tutti_kernels::reduce_copy::Isa;
+use tutti_kernels::{element, reduction};
+
+use crate::dtype::{DType, Reduction};
+
+/// The interpreter for one element type and one reduction.
+///
+/// # Safety
+/// As [`advance`].
+pub(crate) type Advance = unsafe fn(Isa, &Program, &mut State, &Call) -> Progress;
+
+/// The interpreter for `dtype` and `reduction`.
+pub(crate) fn advance_for(dtype: DType, reduction: Reduction) -> Advance {
+    macro_rules! table {
+        ($([$dtype:ident, $element:ident]),* ; $reductions:tt) => {
+            match dtype {
+                $(DType::$dtype => table!(@ $element $reductions),)*
+            }
+        };
+        (@ $element:ident [$($reduction:ident),*]) => {
+            match reduction {
+                $(Reduction::$reduction => advance::<element::$element, reduction::$reduction>,)*
+            }
+        };
+    }
+    table!([F32, F32], [F16, F16], [BF16, Bf16]; [Sum, Prod, Min, Max, Avg])
+}

@@ -1,0 +1,13 @@
+//! CPU ranks: the caller's thread runs the interpreter.
+
+mod bind;
+mod dispatch;
+mod float_mode;
+mod isa;
+mod wait;
+
+pub(crate) use bind::{BoundPlan, Ends};
+pub(crate) use dispatch::{Advance, advance_for};
+pub(crate) use float_mode::FloatMode;
+pub(crate) use isa::isa;
+pub(crate) use wait::Waiter;

@@ -1,0 +1,123 @@
+//! Drives calls to their end: one rank's, or those of several ranks at once.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+
+use crate::core::{Active, Core, Polled, Request};
+use crate::device::cpu::{FloatMode, Waiter};
+use crate::error::{Error, Result};
+use crate::options::Overrides;
+
+/// Processors that this process may use.
+fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Closes the guards of a call that panics: peers may be touching its buffers, and unwinding gives those back.
+struct Lent<'a>(&'a mut Core);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.give_up(Error::Internal { what: format!("rank {} panicked inside a call", self.0.rank) });
+        }
+    }
+}
+
+/// Runs one call to its end. When it returns, nobody else touches the request's buffers.
+pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> Result<()> {
+    let mut active = core.start(request, overrides)?;
+    let lent = Lent(core);
+    let core = &mut *lent.0;
+    let _mode = FloatMode::standard();
+    let mut waiter = Waiter::new(core.rank_count(), processors());
+    loop {
+        let failed = match core.poll(&mut active) {
+            Ok(Polled::Done) => return Ok(()),
+            Ok(Polled::Moved) => {
+                waiter.reset();
+                None
+            }
+            Ok(Polled::Waiting) => waiter.pause().and_then(|now| core.look(&mut active, now).err()),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = failed {
+            return Err(core.give_up(error));
+        }
+    }
+}
+
+/// One rank's calls of a group, in the order in which they were issued.
+pub(crate) struct Lineup<'a> {
+    core: Lent<'a>,
+    requests: VecDeque<(Request, Overrides)>,
+    active: Option<Active>,
+}
+
+impl<'a> Lineup<'a> {
+    pub(crate) fn new(core: &'a mut Core, requests: VecDeque<(Request, Overrides)>) -> Lineup<'a> {
+        Lineup { core: Lent(core), requests, active: None }
+    }
+
+    /// Advances the current call, or begins the next one. `Done` when all of them are.
+    fn poll(&mut self) -> Result<Polled> {
+        let core = &mut *self.core.0;
+        if let Some(active) = &mut self.active {
+            match core.poll(active) {
+                Ok(Polled::Done) => self.active = None,
+                Ok(polled) => return Ok(polled),
+                Err(error) => return Err(core.give_up(error)),
+            }
+        }
+        let Some((request, overrides)) = self.requests.pop_front() else { return Ok(Polled::Done) };
+        self.active = Some(core.start(&request, &overrides)?);
+        Ok(Polled::Moved)
+    }
+
+    fn look(&mut self, now: std::time::Instant) -> Result<()> {
+        let core = &mut *self.core.0;
+        let Some(active) = &mut self.active else { return Ok(()) };
+        core.look(active, now).map_err(|error| core.give_up(error))
+    }
+}
+
+/// Runs the calls of several ranks, each rank's in their order, all ranks at once on this thread. A rank whose call fails
+/// leaves its later calls undone, while the others go on; the first error is returned when all have come to an end.
+pub(crate) fn run_together(mut lineups: Vec<Lineup<'_>>) -> Result<()> {
+    let Some(ranks) = lineups.iter().map(|lineup| lineup.core.0.rank_count()).max() else { return Ok(()) };
+    let _mode = FloatMode::standard();
+    let mut waiter = Waiter::new(ranks, processors());
+    let mut first_error = None;
+    while !lineups.is_empty() {
+        let mut moved = false;
+        lineups.retain_mut(|lineup| match lineup.poll() {
+            Ok(Polled::Done) => {
+                moved = true;
+                false
+            }
+            Ok(Polled::Moved) => {
+                moved = true;
+                true
+            }
+            Ok(Polled::Waiting) => true,
+            Err(error) => {
+                first_error.get_or_insert(error);
+                moved = true;
+                false
+            }
+        });
+        if moved {
+            waiter.reset();
+        } else if let Some(now) = waiter.pause() {
+            lineups.retain_mut(|lineup| match lineup.look(now) {
+                Ok(()) => true,
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                    false
+                }
+            });
+        }
+    }
+    first_error.map_or(Ok(()), Err)
+}
