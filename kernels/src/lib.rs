@@ -11,7 +11,7 @@
 #![no_std]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(abi_ptx, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx),
+    feature(abi_ptx, asm_experimental_arch, f16, link_llvm_intrinsics, stdarch_nvptx),
     allow(internal_features)
 )]
 

@@ -281,23 +281,11 @@ pub fn maximum(left: f32, right: f32) -> f32 {
 /// f16 to f32, exactly, subnormals included; a NaN stays one.
 #[inline(always)]
 pub fn widen_f16(bits: u16) -> f32 {
-    let value: f32;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("cvt.f32.f16 {value}, {bits};", value = out(reg32) value, bits = in(reg16) bits,
-             options(pure, nomem, nostack, preserves_flags));
-    }
-    value
+    f16::from_bits(bits) as f32
 }
 
 /// f32 to f16, to nearest even, subnormals included; overflow gives infinity, a NaN stays one.
 #[inline(always)]
 pub fn narrow_f16(value: f32) -> u16 {
-    let bits: u16;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("cvt.rn.f16.f32 {bits}, {value};", bits = out(reg16) bits, value = in(reg32) value,
-             options(pure, nomem, nostack, preserves_flags));
-    }
-    bits
+    (value as f16).to_bits()
 }
