@@ -24,6 +24,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod plan;
+pub mod ptx;
 
 mod board;
 mod buffer;

@@ -2,7 +2,7 @@
 //!
 //! A new type is one `element!` row here and one row in the kernel table.
 
-use crate::target::{PACK_BYTES, load_pack, narrow_f16, widen_f16};
+use crate::target::{PACK_BYTES, load_pack, maximum, minimum, narrow_f16, widen_f16};
 
 /// What arithmetic is done in.
 pub trait Number: Copy {
@@ -18,20 +18,6 @@ pub trait Number: Copy {
     fn scaled(self, factor: f32) -> Self;
 }
 
-/// A float's bits as an integer that orders as the float does, −0 below +0; NaNs lie outside both infinities.
-#[inline(always)]
-fn order_key(value: f32) -> i32 {
-    let bits = value.to_bits() as i32;
-    bits ^ (((bits >> 31) as u32) >> 1) as i32
-}
-
-/// `chosen` unless one of the operands is a NaN: then that one.
-#[inline(always)]
-fn nan_or(left: f32, right: f32, chosen: f32) -> f32 {
-    let chosen = if right.is_nan() { right } else { chosen };
-    if left.is_nan() { left } else { chosen }
-}
-
 impl Number for f32 {
     #[inline(always)]
     fn add(self, other: f32) -> f32 {
@@ -45,12 +31,12 @@ impl Number for f32 {
 
     #[inline(always)]
     fn minimum(self, other: f32) -> f32 {
-        nan_or(self, other, if order_key(self) < order_key(other) { self } else { other })
+        minimum(self, other)
     }
 
     #[inline(always)]
     fn maximum(self, other: f32) -> f32 {
-        nan_or(self, other, if order_key(self) > order_key(other) { self } else { other })
+        maximum(self, other)
     }
 
     #[inline(always)]

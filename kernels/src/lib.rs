@@ -9,8 +9,15 @@
 //! depends on nothing.
 
 #![no_std]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, asm_experimental_arch, f16, link_llvm_intrinsics, stdarch_nvptx),
+    allow(internal_features)
+)]
 
 pub mod element;
+#[cfg(target_arch = "nvptx64")]
+mod entry;
 pub mod interpreter;
 pub mod layout;
 pub mod reduce_copy;

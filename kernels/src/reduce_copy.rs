@@ -7,6 +7,7 @@
 //!
 //! A pack is loaded from every source before it is stored to any destination, so a destination may be one of the sources.
 
+use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ptr;
 
@@ -60,8 +61,9 @@ pub enum Isa {
 pub unsafe fn reduce_copy<E: Element, R: Reduction>(isa: Isa, operands: &impl Operands, bytes: usize) {
     // SAFETY: passed on from the caller.
     unsafe {
-        if is_plain_copy::<R>(operands) && operands.destination_count() == 1 {
-            return copy(operands.source(0), operands.destination(0), bytes);
+        let is_move = is_plain_copy::<R>(operands) && operands.destination_count() == 1;
+        if is_move && copy(operands.source(0), operands.destination(0), bytes) {
+            return;
         }
         match isa {
             Isa::Baseline => by_shape::<E, R>(operands, bytes),
@@ -93,70 +95,86 @@ fn is_plain_copy<R: Reduction>(operands: &impl Operands) -> bool {
     operands.source_count() == 1 && !(R::SCALES && (operands.scale(0).is_some() || operands.finish().is_some()))
 }
 
+/// What the source is multiplied by. A source that is not marked counts once, which changes no number: that costs less than
+/// to ask inside the loop.
+#[inline(always)]
+fn scale_of<R: Reduction>(operands: &impl Operands, index: usize) -> f32 {
+    if R::SCALES { operands.scale(index).unwrap_or(1.0) } else { 1.0 }
+}
+
+/// What the result is multiplied by, likewise.
+#[inline(always)]
+fn finish_of<R: Reduction>(operands: &impl Operands) -> f32 {
+    if R::SCALES { operands.finish().unwrap_or(1.0) } else { 1.0 }
+}
+
 /// Picks the loop for the number of sources and destinations.
 ///
 /// # Safety
 /// As [`reduce_copy`].
 #[inline(always)]
 unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
-    macro_rules! shapes {
-        ($(($sources:literal, $destinations:literal))*) => {
-            match (operands.source_count(), operands.destination_count()) {
-                $(
-                    // SAFETY: passed on from the caller; the counts are those just matched.
-                    ($sources, $destinations) => unsafe {
-                        walk::<E, R, _>(&Registers::<$sources, $destinations>::new::<R>(operands), bytes)
-                    },
-                )*
-                // SAFETY: passed on from the caller.
-                _ => unsafe { walk::<E, R, _>(&Indirect(operands), bytes) },
-            }
-        };
-    }
     const { assert!(SPECIALISED_OPERANDS == 4) };
-    shapes! {
-        (1, 1) (1, 2) (1, 3) (1, 4) (2, 1) (2, 2) (2, 3) (2, 4)
-        (3, 1) (3, 2) (3, 3) (3, 4) (4, 1) (4, 2) (4, 3) (4, 4)
+    let any_number = Indirect(operands, PhantomData::<R>);
+    let range = Range::of(&any_number, bytes);
+    let few_destinations = operands.destination_count() <= SPECIALISED_OPERANDS;
+    // SAFETY: passed on from the caller; the counts are those just matched.
+    unsafe {
+        match if few_destinations { operands.source_count() } else { 0 } {
+            1 => walk::<E, R, _>(&Registers::<1>::new::<R>(operands), &range),
+            2 => walk::<E, R, _>(&Registers::<2>::new::<R>(operands), &range),
+            3 => walk::<E, R, _>(&Registers::<3>::new::<R>(operands), &range),
+            4 => walk::<E, R, _>(&Registers::<4>::new::<R>(operands), &range),
+            _ => walk::<E, R, _>(&any_number, &range),
+        }
+        edges::<E, R, _>(&any_number, &range);
     }
 }
 
 /// How one loop gets at its operands: loads and stores at a byte offset.
 trait Access {
-    /// Calls `f` for each source: its address and its scale.
-    fn each_source(&self, f: impl FnMut(usize, *const u8, Option<f32>));
+    /// Calls `f` for each source: its index, its address and its scale.
+    fn each_source(&self, f: impl FnMut(usize, *const u8, f32));
     /// Calls `f` for each destination's address.
     fn each_destination(&self, f: impl FnMut(*mut u8));
     /// The finish.
-    fn finish(&self) -> Option<f32>;
+    fn finish(&self) -> f32;
     /// Whether the elements travel unchanged.
-    fn is_plain_copy<R: Reduction>(&self) -> bool;
+    fn is_plain_copy(&self) -> bool;
 }
 
-/// Operands whose addresses are known to the loop one by one, so that they live in registers.
-struct Registers<const SOURCES: usize, const DESTINATIONS: usize> {
-    sources: [(*const u8, Option<f32>); SOURCES],
-    destinations: [*mut u8; DESTINATIONS],
-    finish: Option<f32>,
+/// Operands whose addresses are known to the loop one by one, so that they live in registers. The number of sources is a
+/// constant, that of destinations (up to [`SPECIALISED_OPERANDS`]) a test before each store, the same for all threads.
+struct Registers<const SOURCES: usize> {
+    sources: [(*const u8, f32); SOURCES],
+    destinations: [*mut u8; SPECIALISED_OPERANDS],
+    destination_count: usize,
+    finish: f32,
+    plain: bool,
 }
 
-impl<const SOURCES: usize, const DESTINATIONS: usize> Registers<SOURCES, DESTINATIONS> {
+impl<const SOURCES: usize> Registers<SOURCES> {
     #[inline(always)]
     fn new<R: Reduction>(operands: &impl Operands) -> Self {
-        let mut sources = [(ptr::null(), None); SOURCES];
+        let mut sources = [(ptr::null(), 1.0); SOURCES];
         for (index, source) in sources.iter_mut().enumerate() {
-            *source = (operands.source(index), if R::SCALES { operands.scale(index) } else { None });
+            *source = (operands.source(index), scale_of::<R>(operands, index));
         }
-        let mut destinations = [ptr::null_mut(); DESTINATIONS];
+        let destination_count = operands.destination_count();
+        let mut destinations = [ptr::null_mut(); SPECIALISED_OPERANDS];
         for (index, destination) in destinations.iter_mut().enumerate() {
-            *destination = operands.destination(index);
+            if index < destination_count {
+                *destination = operands.destination(index);
+            }
         }
-        Registers { sources, destinations, finish: if R::SCALES { operands.finish() } else { None } }
+        let plain = SOURCES == 1 && is_plain_copy::<R>(operands);
+        Registers { sources, destinations, destination_count, finish: finish_of::<R>(operands), plain }
     }
 }
 
-impl<const SOURCES: usize, const DESTINATIONS: usize> Access for Registers<SOURCES, DESTINATIONS> {
+impl<const SOURCES: usize> Access for Registers<SOURCES> {
     #[inline(always)]
-    fn each_source(&self, mut f: impl FnMut(usize, *const u8, Option<f32>)) {
+    fn each_source(&self, mut f: impl FnMut(usize, *const u8, f32)) {
         for (index, (address, scale)) in self.sources.iter().enumerate() {
             f(index, *address, *scale);
         }
@@ -164,30 +182,32 @@ impl<const SOURCES: usize, const DESTINATIONS: usize> Access for Registers<SOURC
 
     #[inline(always)]
     fn each_destination(&self, mut f: impl FnMut(*mut u8)) {
-        for address in self.destinations {
-            f(address);
+        for (index, address) in self.destinations.iter().enumerate() {
+            if index < self.destination_count {
+                f(*address);
+            }
         }
     }
 
     #[inline(always)]
-    fn finish(&self) -> Option<f32> {
+    fn finish(&self) -> f32 {
         self.finish
     }
 
     #[inline(always)]
-    fn is_plain_copy<R: Reduction>(&self) -> bool {
-        SOURCES == 1 && self.sources[0].1.is_none() && self.finish.is_none()
+    fn is_plain_copy(&self) -> bool {
+        SOURCES == 1 && self.plain
     }
 }
 
 /// Operands of any number, asked for as the loop goes.
-struct Indirect<'a, O>(&'a O);
+struct Indirect<'a, O, R>(&'a O, PhantomData<R>);
 
-impl<O: Operands> Access for Indirect<'_, O> {
+impl<O: Operands, R: Reduction> Access for Indirect<'_, O, R> {
     #[inline(always)]
-    fn each_source(&self, mut f: impl FnMut(usize, *const u8, Option<f32>)) {
+    fn each_source(&self, mut f: impl FnMut(usize, *const u8, f32)) {
         for index in 0..self.0.source_count() {
-            f(index, self.0.source(index), self.0.scale(index));
+            f(index, self.0.source(index), scale_of::<R>(self.0, index));
         }
     }
 
@@ -199,33 +219,65 @@ impl<O: Operands> Access for Indirect<'_, O> {
     }
 
     #[inline(always)]
-    fn finish(&self) -> Option<f32> {
-        self.0.finish()
+    fn finish(&self) -> f32 {
+        finish_of::<R>(self.0)
     }
 
     #[inline(always)]
-    fn is_plain_copy<R: Reduction>(&self) -> bool {
+    fn is_plain_copy(&self) -> bool {
         is_plain_copy::<R>(self.0)
     }
 }
 
-/// Walks the range: single elements up to the first aligned pack, tiles of packs, single packs, single elements.
+/// The bytes that one copy-and-reduce handles: single elements up to the first aligned pack, packs, single elements.
+struct Range {
+    /// Bytes before the first aligned pack.
+    head_bytes: usize,
+    /// Bytes in packs.
+    packs_bytes: usize,
+    /// All bytes.
+    bytes: usize,
+}
+
+impl Range {
+    /// Where the addresses do not agree on where the first aligned pack is, everything is handled element by element.
+    #[inline(always)]
+    fn of(operands: &impl Access, bytes: usize) -> Range {
+        let mut misalignment = 0;
+        if PACK_ALIGNMENT > 1 {
+            let mut differing = 0;
+            operands.each_source(|index, address, _| {
+                if index == 0 {
+                    misalignment = address.addr() & (PACK_ALIGNMENT - 1);
+                }
+                differing |= (address.addr() & (PACK_ALIGNMENT - 1)) ^ misalignment;
+            });
+            operands.each_destination(|address| differing |= (address.addr() & (PACK_ALIGNMENT - 1)) ^ misalignment);
+            if differing != 0 {
+                return Range { head_bytes: bytes, packs_bytes: 0, bytes };
+            }
+        }
+        let head = if misalignment == 0 { 0 } else { PACK_ALIGNMENT - misalignment };
+        let head_bytes = if head < bytes { head } else { bytes };
+        Range { head_bytes, packs_bytes: (bytes - head_bytes) / PACK_BYTES * PACK_BYTES, bytes }
+    }
+}
+
+/// Handles the packs of the range: tiles of them, then those that are left.
 ///
 /// # Safety
 /// As [`reduce_copy`].
 #[inline(always)]
-unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, bytes: usize) {
-    let (head_bytes, packs_bytes) = split::<A>(operands, bytes);
+unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
     let (thread, threads) = (thread_index(), thread_count());
     let lane = thread & (WARP_THREADS - 1);
     let warp_bytes = WARP_THREADS * PACK_BYTES;
     let tile_bytes = UNROLL * warp_bytes;
-    let tiles_end = head_bytes + packs_bytes / tile_bytes * tile_bytes;
-    let packs_end = head_bytes + packs_bytes;
-    // SAFETY: all ranges below lie inside `0..bytes`, at multiples of the element's size, and each byte is handled by
-    // exactly one thread.
+    let tiles_end = range.head_bytes + range.packs_bytes / tile_bytes * tile_bytes;
+    let packs_end = range.head_bytes + range.packs_bytes;
+    // SAFETY: the offsets lie inside the range's packs, and each pack is handled by exactly one thread.
     unsafe {
-        let mut offset = head_bytes + thread / WARP_THREADS * tile_bytes + lane * PACK_BYTES;
+        let mut offset = range.head_bytes + thread / WARP_THREADS * tile_bytes + lane * PACK_BYTES;
         while offset < tiles_end {
             packs::<E, R, A, UNROLL>(operands, offset, warp_bytes);
             offset += threads / WARP_THREADS * tile_bytes;
@@ -235,40 +287,23 @@ unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, bytes: usize) 
             packs::<E, R, A, 1>(operands, offset, warp_bytes);
             offset += threads * PACK_BYTES;
         }
-        offset = thread * E::BYTES;
-        while offset < head_bytes {
-            element::<E, R, A>(operands, offset);
-            offset += threads * E::BYTES;
-        }
-        offset = packs_end + thread * E::BYTES;
-        while offset < bytes {
-            element::<E, R, A>(operands, offset);
-            offset += threads * E::BYTES;
-        }
     }
 }
 
-/// How many bytes come before the first aligned pack, and how many lie in packs. Where the addresses do not agree on where
-/// that is, everything is handled element by element.
+/// Handles the elements of the range that lie before and behind its packs.
+///
+/// # Safety
+/// As [`reduce_copy`].
 #[inline(always)]
-fn split<A: Access>(operands: &A, bytes: usize) -> (usize, usize) {
-    let mut misalignment = 0;
-    if PACK_ALIGNMENT > 1 {
-        let mut differing = 0;
-        operands.each_source(|index, address, _| {
-            if index == 0 {
-                misalignment = address.addr() & (PACK_ALIGNMENT - 1);
-            }
-            differing |= (address.addr() & (PACK_ALIGNMENT - 1)) ^ misalignment;
-        });
-        operands.each_destination(|address| differing |= (address.addr() & (PACK_ALIGNMENT - 1)) ^ misalignment);
-        if differing != 0 {
-            return (bytes, 0);
-        }
+unsafe fn edges<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
+    let mut place = thread_index() * E::BYTES;
+    while place < range.bytes - range.packs_bytes {
+        let offset = if place < range.head_bytes { place } else { place + range.packs_bytes };
+        // SAFETY: the offset lies inside the range, at a multiple of the element's size, and each element is handled by
+        // exactly one thread.
+        unsafe { element::<E, R, A>(operands, offset) };
+        place += thread_count() * E::BYTES;
     }
-    let head = if misalignment == 0 { 0 } else { PACK_ALIGNMENT - misalignment };
-    let head = if head < bytes { head } else { bytes };
-    (head, (bytes - head) / PACK_BYTES * PACK_BYTES)
 }
 
 /// `COUNT` packs of each operand, `spacing_bytes` apart: all loads of a source before the next, so that many are in flight.
@@ -281,7 +316,7 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
     offset: usize,
     spacing_bytes: usize,
 ) {
-    if operands.is_plain_copy::<R>() {
+    if operands.is_plain_copy() {
         operands.each_source(|_, address, _| {
             // SAFETY: the packs lie inside the source.
             let copied: [E::Pack; COUNT] =
@@ -301,29 +336,24 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
             // SAFETY: the pack lies inside the source; there is a first source, and it initialises the sum.
             unsafe {
                 let address = address.add(offset + pack * spacing_bytes);
-                match scale {
-                    Some(scale) if R::SCALES && index == 0 => {
-                        E::map(sum.write(E::load(address)), |number| number.scaled(scale));
+                if index == 0 {
+                    let sum = sum.write(E::load(address));
+                    if R::SCALES {
+                        E::map(sum, |number| number.scaled(scale));
                     }
-                    Some(scale) if R::SCALES => {
-                        E::load_with(sum.assume_init_mut(), address, |sum, number| {
-                            R::combine(sum, number.scaled(scale))
-                        });
-                    }
-                    _ if index == 0 => {
-                        sum.write(E::load(address));
-                    }
-                    _ => E::load_with(sum.assume_init_mut(), address, R::combine),
+                } else {
+                    E::load_with(sum.assume_init_mut(), address, |sum, number| {
+                        R::combine(sum, if R::SCALES { number.scaled(scale) } else { number })
+                    });
                 }
             }
         }
     });
+    let finish = operands.finish();
     for (pack, sum) in sums.iter_mut().enumerate() {
         // SAFETY: there is a first source, and it initialised the sum.
         let sum = unsafe { sum.assume_init_mut() };
-        if R::SCALES
-            && let Some(finish) = operands.finish()
-        {
+        if R::SCALES {
             E::map(sum, |number| number.scaled(finish));
         }
         let result = E::narrow_pack(sum);
@@ -344,29 +374,24 @@ unsafe fn element<E: Element, R: Reduction, A: Access>(operands: &A, offset: usi
     let mut sum: Option<E::Number> = None;
     operands.each_source(|index, address, scale| {
         // SAFETY: the element lies inside the source.
-        let bits: E::Bits = unsafe { ptr::read_unaligned(address.add(offset).cast()) };
+        let bits: E::Bits = unsafe { address.add(offset).cast::<E::Bits>().read() };
         copied = Some(bits);
         let mut number = E::widen(bits);
-        if R::SCALES
-            && let Some(scale) = scale
-        {
-            number = Number::scaled(number, scale);
+        if R::SCALES {
+            number = number.scaled(scale);
         }
         sum = Some(match sum {
             Some(sum) if index > 0 => R::combine(sum, number),
             _ => number,
         });
     });
-    let result = if operands.is_plain_copy::<R>() {
+    let result = if operands.is_plain_copy() {
         copied
     } else {
-        sum.map(|sum| {
-            let finish = if R::SCALES { operands.finish() } else { None };
-            E::narrow(finish.map_or(sum, |finish| Number::scaled(sum, finish)))
-        })
+        sum.map(|sum| E::narrow(if R::SCALES { sum.scaled(operands.finish()) } else { sum }))
     };
     if let Some(result) = result {
         // SAFETY: the element lies inside the destination.
-        operands.each_destination(|address| unsafe { ptr::write_unaligned(address.add(offset).cast(), result) });
+        operands.each_destination(|address| unsafe { address.add(offset).cast::<E::Bits>().write(result) });
     }
 }

@@ -7,6 +7,8 @@ use tutti_kernels::{element, reduction};
 
 use crate::dtype::{DType, Reduction};
 
+include!(concat!(env!("OUT_DIR"), "/dispatch.rs"));
+
 /// The interpreter for one element type and one reduction.
 ///
 /// # Safety
@@ -15,17 +17,5 @@ pub(crate) type Advance = unsafe fn(Isa, &Program, &mut State, &Call) -> Progres
 
 /// The interpreter for `dtype` and `reduction`.
 pub(crate) fn advance_for(dtype: DType, reduction: Reduction) -> Advance {
-    macro_rules! table {
-        ($([$dtype:ident, $element:ident]),* ; $reductions:tt) => {
-            match dtype {
-                $(DType::$dtype => table!(@ $element $reductions),)*
-            }
-        };
-        (@ $element:ident [$($reduction:ident),*]) => {
-            match reduction {
-                $(Reduction::$reduction => advance::<element::$element, reduction::$reduction>,)*
-            }
-        };
-    }
-    table!([F32, F32], [F16, F16], [BF16, Bf16]; [Sum, Prod, Min, Max, Avg])
+    dispatch!(dtype, reduction, advance)
 }

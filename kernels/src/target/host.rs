@@ -152,16 +152,44 @@ pub unsafe fn store_pack<P: Copy>(address: *mut u8, pack: P) {
     unsafe { ptr::write_unaligned(address.cast(), pack) }
 }
 
-/// Copies bytes with the whole team; the two ranges are the same or do not overlap.
+/// Copies bytes with the whole team, or answers false where it has no better way than the general loop; the two ranges are
+/// the same or do not overlap.
 ///
 /// # Safety
 /// `source` is valid for reading and `destination` for writing `bytes` bytes.
 #[inline(always)]
-pub unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize) {
+pub unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize) -> bool {
     if !ptr::eq(source, destination) {
         // SAFETY: passed on from the caller; ranges that are not the same do not overlap.
         unsafe { ptr::copy_nonoverlapping(source, destination, bytes) };
     }
+    true
+}
+
+/// A float's bits as an integer that orders as the float does, −0 below +0; NaNs lie outside both infinities.
+#[inline(always)]
+fn order_key(value: f32) -> i32 {
+    let bits = value.to_bits() as i32;
+    bits ^ (((bits >> 31) as u32) >> 1) as i32
+}
+
+/// `chosen` unless one of the operands is a NaN: then that one.
+#[inline(always)]
+fn nan_or(left: f32, right: f32, chosen: f32) -> f32 {
+    let chosen = if right.is_nan() { right } else { chosen };
+    if left.is_nan() { left } else { chosen }
+}
+
+/// The lesser; a NaN if either is one; −0 is less than +0.
+#[inline(always)]
+pub fn minimum(left: f32, right: f32) -> f32 {
+    nan_or(left, right, if order_key(left) < order_key(right) { left } else { right })
+}
+
+/// The greater; a NaN if either is one; −0 is less than +0.
+#[inline(always)]
+pub fn maximum(left: f32, right: f32) -> f32 {
+    nan_or(left, right, if order_key(left) > order_key(right) { left } else { right })
 }
 
 /// f16 to f32, exactly; a NaN keeps its payload.
@@ -197,7 +225,8 @@ pub fn narrow_f16(value: f32) -> u16 {
     let magnitude = bits & 0x7fff_ffff;
     let sign = ((bits >> 16) & 0x8000) as u16;
     const SUBNORMAL_MAGIC: u32 = ((127 - 15) + (23 - 10) + 1) << 23;
-    let subnormal = (f32::from_bits(magnitude) + f32::from_bits(SUBNORMAL_MAGIC)).to_bits().wrapping_sub(SUBNORMAL_MAGIC);
+    let subnormal =
+        (f32::from_bits(magnitude) + f32::from_bits(SUBNORMAL_MAGIC)).to_bits().wrapping_sub(SUBNORMAL_MAGIC);
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff).wrapping_add(odd) >> 13;
     let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };

@@ -1,0 +1,187 @@
+//! The PTX images that this build carries: one for each element type and architecture of the kernel table.
+//!
+//! A build on a machine without a Rust compiler for PTX carries none; [`images`] then says why, as an ordinary value.
+//!
+//! **Invariant.** Only text and tables: no driver, no device, no I/O.
+
+use std::fmt;
+
+pub use tutti_codegen::{Architecture, BLOCK_THREADS_MAX, Entry, EntryKind, Parameter, Version, WARP_THREADS, entries};
+
+include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+/// The kernels of one element type, compiled for one architecture.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Image {
+    dtype: &'static tutti_codegen::DType,
+    architecture: &'static Architecture,
+    text: &'static str,
+}
+
+impl Image {
+    /// The name of its element type, such as `f32`.
+    pub fn dtype(&self) -> &'static str {
+        self.dtype.name
+    }
+
+    /// What it is compiled for, and the driver that it needs.
+    pub fn architecture(&self) -> &'static Architecture {
+        self.architecture
+    }
+
+    /// The PTX.
+    pub fn text(&self) -> &'static str {
+        self.text
+    }
+
+    /// Its entry points.
+    pub fn entries(&self) -> Vec<Entry> {
+        tutti_codegen::entries_of(self.dtype)
+    }
+
+    /// A name for a file that holds it, such as `tutti_f32.sm_90.ptx`.
+    pub fn file_name(&self) -> String {
+        tutti_codegen::image_file_name(self.dtype.name, self.architecture.name)
+    }
+}
+
+/// Without the text, which is long.
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("dtype", &self.dtype.name)
+            .field("architecture", &self.architecture.name)
+            .field("bytes", &self.text.len())
+            .finish()
+    }
+}
+
+/// Why this build carries no PTX, and what to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoPtx {
+    reason: &'static str,
+}
+
+impl fmt::Display for NoPtx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this build of tutti carries no PTX: {}", self.reason)
+    }
+}
+
+impl std::error::Error for NoPtx {}
+
+/// Every image, by element type and then from the oldest architecture to the newest.
+///
+/// # Errors
+/// [`NoPtx`] if the build carries none.
+pub fn images() -> Result<&'static [Image], NoPtx> {
+    IMAGES
+}
+
+/// Why there is no image for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoImage {
+    /// The build carries none at all.
+    NoPtx(NoPtx),
+    /// The device is older than the oldest architecture.
+    DeviceTooOld {
+        /// The device's.
+        compute_capability: Version,
+        /// The least that an image runs on.
+        needed: Version,
+    },
+    /// The driver is older than every image for the device.
+    DriverTooOld {
+        /// The CUDA version that the driver supports.
+        cuda: Version,
+        /// The least that an image for the device needs, and the driver that has it.
+        needed: &'static Architecture,
+    },
+    /// The table has no such element type.
+    UnknownDType,
+}
+
+impl fmt::Display for NoImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoImage::NoPtx(reason) => reason.fmt(f),
+            NoImage::DeviceTooOld { compute_capability, needed } => write!(
+                f,
+                "the device has compute capability {compute_capability}, tutti's kernels need {needed} or newer"
+            ),
+            NoImage::DriverTooOld { cuda, needed } => write!(
+                f,
+                "the driver supports CUDA {cuda}, tutti's kernels for this device need CUDA {} (driver {}) or newer",
+                needed.cuda, needed.driver
+            ),
+            NoImage::UnknownDType => write!(f, "no kernels are compiled for this element type"),
+        }
+    }
+}
+
+impl std::error::Error for NoImage {}
+
+/// The newest image of an element type that both a device of `compute_capability` and a driver that supports `cuda` take.
+/// PTX runs on every architecture from its own on, so a driver that is too old for one image may still take an older one.
+///
+/// # Errors
+/// [`NoImage`] says what is missing.
+pub fn image_for(dtype: &str, compute_capability: Version, cuda: Version) -> Result<&'static Image, NoImage> {
+    choose(images().map_err(NoImage::NoPtx)?, dtype, compute_capability, cuda)
+}
+
+fn choose<'a>(
+    images: &'a [Image],
+    dtype: &str,
+    compute_capability: Version,
+    cuda: Version,
+) -> Result<&'a Image, NoImage> {
+    let of_dtype: Vec<&Image> = images.iter().filter(|image| image.dtype.name == dtype).collect();
+    let oldest = of_dtype.first().ok_or(NoImage::UnknownDType)?.architecture;
+    if compute_capability < oldest.compute_capability {
+        return Err(NoImage::DeviceTooOld { compute_capability, needed: oldest.compute_capability });
+    }
+    of_dtype
+        .into_iter()
+        .rfind(|image| image.architecture.compute_capability <= compute_capability && image.architecture.cuda <= cuda)
+        .ok_or(NoImage::DriverTooOld { cuda, needed: oldest })
+}
+
+#[cfg(test)]
+mod tests {
+    use tutti_codegen::{ARCHITECTURES, DTYPES};
+
+    use super::*;
+
+    fn table() -> Vec<Image> {
+        let of_dtype = |dtype| ARCHITECTURES.iter().map(move |architecture| Image { dtype, architecture, text: "" });
+        DTYPES.iter().flat_map(of_dtype).collect()
+    }
+
+    fn version(major: u32, minor: u32) -> Version {
+        Version { major, minor }
+    }
+
+    #[test]
+    fn a_device_gets_the_newest_image_that_it_and_its_driver_take() {
+        let images = table();
+        let chosen = |capability, cuda| choose(&images, "f16", capability, cuda).map(Image::file_name);
+        assert_eq!(chosen(version(7, 0), version(12, 9)).as_deref(), Ok("tutti_f16.sm_70.ptx"));
+        assert_eq!(chosen(version(8, 6), version(12, 9)).as_deref(), Ok("tutti_f16.sm_80.ptx"));
+        assert_eq!(chosen(version(9, 0), version(12, 9)).as_deref(), Ok("tutti_f16.sm_90.ptx"));
+        assert_eq!(chosen(version(9, 0), version(11, 8)).as_deref(), Ok("tutti_f16.sm_80.ptx"));
+        assert_eq!(chosen(version(10, 0), version(12, 8)).as_deref(), Ok("tutti_f16.sm_90.ptx"));
+        assert_eq!(chosen(version(12, 0), version(13, 0)).as_deref(), Ok("tutti_f16.sm_100.ptx"));
+    }
+
+    #[test]
+    fn a_device_or_driver_that_is_too_old_is_told_what_it_needs() {
+        let images = table();
+        let error = choose(&images, "f32", version(6, 1), version(12, 9)).unwrap_err();
+        assert_eq!(error.to_string(), "the device has compute capability 6.1, tutti's kernels need 7.0 or newer");
+        let error = choose(&images, "f32", version(9, 0), version(10, 2)).unwrap_err();
+        assert!(error.to_string().contains("CUDA 10.2") && error.to_string().contains("driver 450.36"), "{error}");
+        assert_eq!(choose(&images, "f33", version(9, 0), version(12, 9)), Err(NoImage::UnknownDType));
+    }
+}

@@ -1,0 +1,291 @@
+//! A GPU thread block: a team of its threads, a multiple of [`WARP_THREADS`] of them, in one dimension.
+//!
+//! Names are `cuda_std`'s where it has one. Every load, store and fence below says what it orders, for whom and at which
+//! scope. The scope is `.sys` throughout: the other end of a connection may be another GPU or a CPU, and the interpreter
+//! does not know which.
+//!
+//! How a team's data reaches a peer: each thread stores its share (weak stores), all meet at [`barrier`], then one thread
+//! does [`store_release`]. The barrier makes the team's stores happen before that thread's release, and causality order in
+//! the PTX memory model is transitive, so the peer's [`load_acquire`] and the barrier after it carry them on to every
+//! thread of the peer's team. No thread but the one that moves the counter needs a fence.
+//!
+//! Addresses are generic ones as the host hands them out. All of them lie in global memory (a device's own, a peer's, or
+//! mapped host memory), where generic and global addresses are the same numbers.
+
+use core::arch::asm;
+use core::arch::nvptx::{_block_dim_x, _block_idx_x, _grid_dim_x, _syncthreads, _thread_idx_x};
+use core::mem::{size_of, transmute_copy};
+
+/// Bytes that one thread loads and stores at once: the widest access that every architecture has.
+pub const PACK_BYTES: usize = 16;
+
+/// What a pack's address must be a multiple of.
+pub const PACK_ALIGNMENT: usize = 16;
+
+/// Packs of each source that one thread has in flight per trip of the hot loop.
+pub const UNROLL: usize = 4;
+
+/// Threads that read neighbouring packs.
+pub const WARP_THREADS: usize = 32;
+
+// LLVM's intrinsics rather than `asm!`: it knows the block's votes to be convergent, so that it neither duplicates a barrier
+// into two branches nor moves it into one, and it picks the instructions of minimum and maximum by architecture.
+unsafe extern "C" {
+    #[link_name = "llvm.minimum.f32"]
+    fn minimum_f32(left: f32, right: f32) -> f32;
+    #[link_name = "llvm.maximum.f32"]
+    fn maximum_f32(left: f32, right: f32) -> f32;
+    #[link_name = "llvm.nvvm.barrier0.or"]
+    fn barrier0_or(vote: i32) -> i32;
+    #[link_name = "llvm.nvvm.barrier0.and"]
+    fn barrier0_and(vote: i32) -> i32;
+}
+
+/// This thread's place in its team.
+#[inline(always)]
+pub fn thread_index() -> usize {
+    // SAFETY: reads a special register.
+    unsafe { _thread_idx_x() as usize }
+}
+
+/// Threads in the team.
+#[inline(always)]
+pub fn thread_count() -> usize {
+    // SAFETY: reads a special register.
+    unsafe { _block_dim_x() as usize }
+}
+
+/// This block's place in the grid.
+#[inline(always)]
+pub fn block_index() -> usize {
+    // SAFETY: reads a special register.
+    unsafe { _block_idx_x() as usize }
+}
+
+/// Blocks in the grid.
+#[inline(always)]
+pub fn grid_block_count() -> usize {
+    // SAFETY: reads a special register.
+    unsafe { _grid_dim_x() as usize }
+}
+
+/// Waits for the team; what its threads wrote before is visible to all of them afterwards (`bar.sync`: morally strong and
+/// acquire-release among the threads of the block).
+#[inline(always)]
+pub fn barrier() {
+    // SAFETY: a team's threads agree on control flow, so all of them come here.
+    unsafe { _syncthreads() }
+}
+
+/// [`barrier`], and whether `vote` is true on any thread of the team.
+#[inline(always)]
+pub fn any(vote: bool) -> bool {
+    // SAFETY: as in `barrier`.
+    unsafe { barrier0_or(vote as i32) != 0 }
+}
+
+/// [`barrier`], and whether `vote` is true on every thread of the team.
+#[inline(always)]
+pub fn all(vote: bool) -> bool {
+    // SAFETY: as in `barrier`.
+    unsafe { barrier0_and(vote as i32) != 0 }
+}
+
+/// Reads a counter; what its writer did before [`store_release`] is visible afterwards, to this thread at once and to its
+/// team after the next barrier or vote. Scope `.sys`: the writer may be any GPU or CPU.
+///
+/// # Safety
+/// `counter` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn load_acquire(counter: *const u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller vouches for the address. Not `readonly`: no access of this thread may move up across it.
+    unsafe {
+        asm!("ld.acquire.sys.global.u64 {value}, [{counter}];",
+             value = out(reg64) value, counter = in(reg64) counter, options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Writes a counter after everything that this team did before it (its threads having met at a [`barrier`]): loads and
+/// stores, weak ones too. Scope `.sys`: the reader may be any GPU or CPU.
+///
+/// # Safety
+/// `counter` is valid for an aligned atomic write.
+#[inline(always)]
+pub unsafe fn store_release(counter: *mut u64, value: u64) {
+    // SAFETY: the caller vouches for the address. Not `nomem`: no access of this thread may move down across it.
+    unsafe {
+        asm!("st.release.sys.global.u64 [{counter}], {value};",
+             counter = in(reg64) counter, value = in(reg64) value, options(nostack, preserves_flags));
+    }
+}
+
+/// Reads the abort word. It orders nothing: who sees it raised only stops. Scope `.sys`: a CPU raises it.
+///
+/// One thread looks for the whole team, since the word may lie across the bus: the others say no, and the vote that follows
+/// tells them.
+///
+/// # Safety
+/// `abort` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn is_aborted(abort: *const u32) -> bool {
+    if thread_index() != 0 {
+        return false;
+    }
+    let value: u32;
+    // SAFETY: the caller vouches for the address. Relaxed, yet never cached or merged: every call reads the word.
+    unsafe {
+        asm!("ld.relaxed.sys.global.u32 {value}, [{abort}];",
+             value = out(reg32) value, abort = in(reg64) abort, options(nostack, preserves_flags));
+    }
+    value != 0
+}
+
+/// Says that this rank is about to touch peers' memory, unless the communicator has been aborted: then it must not, and
+/// the answer is false (on the thread that looked; a vote tells the others). Either way [`end_touch`] comes after it.
+///
+/// The guard on memory that was only lent, as the host's module explains it: each side writes its own word, then reads the
+/// other's, with a sequentially consistent fence between. One thread does it for its team; the vote that follows keeps the
+/// others from touching anything earlier. The word counts the blocks of this rank that are inside, since they come and go
+/// independently.
+///
+/// # Safety
+/// `abort` is valid for an aligned atomic read; `touching` is null or valid for an aligned atomic addition.
+#[inline(always)]
+pub unsafe fn begin_touch(touching: *mut u32, abort: *const u32) -> bool {
+    if thread_index() == 0 && !touching.is_null() {
+        // SAFETY: the caller vouches for the address. `fence.sc.sys` orders the addition before the look at the abort word,
+        // for the owner of the memory, wherever it runs.
+        unsafe {
+            asm!("red.relaxed.sys.global.add.u32 [{touching}], 1;",
+                 "fence.sc.sys;",
+                 touching = in(reg64) touching, options(nostack, preserves_flags));
+        }
+    }
+    // SAFETY: passed on from the caller.
+    !unsafe { is_aborted(abort) }
+}
+
+/// Says that this block no longer touches peers' memory; everything that it did there comes before (release at `.sys`, the
+/// team having met at a [`barrier`] or a vote).
+///
+/// # Safety
+/// `touching` is null or valid for an aligned atomic addition; each call follows one of [`begin_touch`].
+#[inline(always)]
+pub unsafe fn end_touch(touching: *mut u32) {
+    if thread_index() == 0 && !touching.is_null() {
+        // SAFETY: the caller vouches for the address.
+        unsafe {
+            asm!("red.release.sys.global.add.u32 [{touching}], -1;",
+                 touching = in(reg64) touching, options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Writes `value` unless the word has already left `expected`; orders nothing. Scope `.sys`: the host reads the word, at
+/// the latest once the kernel has ended.
+///
+/// # Safety
+/// `word` is valid for an aligned atomic exchange.
+#[inline(always)]
+pub unsafe fn compare_and_set(word: *mut u32, expected: u32, value: u32) {
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("atom.relaxed.sys.global.cas.b32 {old}, [{word}], {expected}, {value};",
+             old = out(reg32) _, word = in(reg64) word, expected = in(reg32) expected, value = in(reg32) value,
+             options(nostack, preserves_flags));
+    }
+}
+
+/// Lets other blocks of the multiprocessor run for about so long; orders nothing.
+#[inline(always)]
+pub fn nanosleep(nanoseconds: u32) {
+    // SAFETY: touches no memory.
+    unsafe {
+        asm!("nanosleep.u32 {nanoseconds};", nanoseconds = in(reg32) nanoseconds,
+             options(nomem, nostack, preserves_flags));
+    }
+}
+
+/// The clock of step times, in nanoseconds; orders nothing. It is one clock for the whole GPU.
+#[inline(always)]
+pub fn timestamp() -> u64 {
+    let nanoseconds: u64;
+    // SAFETY: reads a special register. Not `nomem`, so that it stays where it stands among the accesses that it times.
+    unsafe {
+        asm!("mov.u64 {nanoseconds}, %globaltimer;", nanoseconds = out(reg64) nanoseconds,
+             options(nostack, preserves_flags));
+    }
+    nanoseconds
+}
+
+/// Loads a pack, in one 16-byte access. Weak: the acquire of the counter that announced the data ordered it.
+///
+/// # Safety
+/// `address` is valid for reading a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
+#[inline(always)]
+pub unsafe fn load_pack<P: Copy>(address: *const u8) -> P {
+    const { assert!(size_of::<P>() == PACK_BYTES) };
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // `asm!`, because the compiler splits a plain load of an array into scalars. `readonly`, so that it may keep in
+    // registers what it knows of memory; it is still volatile and stays in its place among loads, stores and barriers.
+    // SAFETY: the caller vouches for the address; any 16 bytes are a `P`, which is an array of integers.
+    unsafe {
+        asm!("ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, address = in(reg64) address,
+             options(readonly, nostack, preserves_flags));
+        transmute_copy(&[a, b, c, d])
+    }
+}
+
+/// Stores a pack, in one 16-byte access. Weak: the release of the counter that announces the data orders it.
+///
+/// # Safety
+/// `address` is valid for writing a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
+#[inline(always)]
+pub unsafe fn store_pack<P: Copy>(address: *mut u8, pack: P) {
+    const { assert!(size_of::<P>() == PACK_BYTES) };
+    // SAFETY: a `P` is 16 bytes of integers; the caller vouches for the address.
+    unsafe {
+        let [a, b, c, d]: [u32; 4] = transmute_copy(&pack);
+        asm!("st.global.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",
+             a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d, address = in(reg64) address,
+             options(nostack, preserves_flags));
+    }
+}
+
+/// Copies bytes with the whole team, or answers false where it has no better way than the general loop: here always.
+///
+/// # Safety
+/// None here; on the host the ranges must be valid.
+#[inline(always)]
+pub unsafe fn copy(_source: *const u8, _destination: *mut u8, _bytes: usize) -> bool {
+    false
+}
+
+/// The lesser; a NaN if either is one; −0 is less than +0. One instruction from sm_80 on (`min.NaN.f32`).
+#[inline(always)]
+pub fn minimum(left: f32, right: f32) -> f32 {
+    // SAFETY: arithmetic.
+    unsafe { minimum_f32(left, right) }
+}
+
+/// The greater; a NaN if either is one; −0 is less than +0. One instruction from sm_80 on (`max.NaN.f32`).
+#[inline(always)]
+pub fn maximum(left: f32, right: f32) -> f32 {
+    // SAFETY: arithmetic.
+    unsafe { maximum_f32(left, right) }
+}
+
+/// f16 to f32, exactly, subnormals included; a NaN stays one.
+#[inline(always)]
+pub fn widen_f16(bits: u16) -> f32 {
+    f16::from_bits(bits) as f32
+}
+
+/// f32 to f16, to nearest even, subnormals included; overflow gives infinity, a NaN stays one.
+#[inline(always)]
+pub fn narrow_f16(value: f32) -> u16 {
+    (value as f16).to_bits()
+}

@@ -1,0 +1,285 @@
+//! The PTX that ships: exactly the entry points that the kernel table lists, nothing that the kernels must not do, and the
+//! real assembler takes it for every architecture without a spill or a stack frame.
+//!
+//! Without PTX in the build these tests report that they are skipped (`TUTTI_REQUIRE_PTX=1` makes that build an error);
+//! without ptxas the last one does (`TUTTI_REQUIRE_PTXAS=1` makes it a failure). `TUTTI_PTXAS` names the assembler.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use tutti::ptx::{self, Image};
+
+/// The images, or a line that says why there are none; then the test has nothing to look at.
+fn images() -> &'static [Image] {
+    ptx::images().unwrap_or_else(|reason| {
+        eprintln!("skipped: {reason}");
+        &[]
+    })
+}
+
+/// An entry point as the text declares it: its name and its parameters' types.
+type Declared = (String, Vec<String>);
+
+/// Every `.entry` of the text. A parameter reads `.param .u64 .ptr .align 1 name,`.
+fn declared_entries(text: &str) -> Vec<Declared> {
+    let mut entries: Vec<Declared> = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some(name) = line.strip_prefix(".visible .entry ") else { continue };
+        let name = name.split('(').next().unwrap_or_default().to_owned();
+        let parameters = lines.by_ref().take_while(|line| !line.starts_with(')'));
+        let types = parameters.map(|line| {
+            let mut words = line.split_whitespace();
+            assert_eq!(words.next(), Some(".param"), "{name}: {line}");
+            words.next().unwrap_or_default().trim_start_matches('.').to_owned()
+        });
+        let types = types.collect();
+        entries.push((name, types));
+    }
+    entries
+}
+
+/// What the kernels must not contain, and why; each is looked for among the words of the instructions.
+fn forbidden(instruction: &str) -> Option<&'static str> {
+    let mut words = instruction.split_whitespace();
+    let first = words.next()?;
+    let first = if first.starts_with('@') { words.next()? } else { first };
+    if first == ".extern" {
+        return Some("a function from elsewhere: a panic path, or a part of the library that was not inlined");
+    }
+    if first == ".func" || (first == ".visible" && words.next() == Some(".func")) {
+        return Some("a function that is not an entry point");
+    }
+    if first == "call" || first.starts_with("call.") {
+        return Some("a call");
+    }
+    if first == ".local" || first.starts_with("ld.local") || first.starts_with("st.local") {
+        return Some("local memory: an array that is indexed at run time, or a value too large for registers");
+    }
+    let inexact = ["add.f32", "sub.f32", "mul.f32"];
+    if inexact.contains(&first) || first.starts_with("fma.") || first.starts_with("mad.f32") || first.contains(".ftz") {
+        return Some("arithmetic that may be fused or flushed to zero: the CPU's bits would differ");
+    }
+    None
+}
+
+#[test]
+fn every_element_type_has_an_image_for_every_architecture() {
+    let images = images();
+    if images.is_empty() {
+        return;
+    }
+    let names: Vec<String> = images.iter().map(Image::file_name).collect();
+    for dtype in ["f32", "f16", "bf16"] {
+        for architecture in ["sm_70", "sm_80", "sm_90", "sm_100"] {
+            assert!(names.contains(&format!("tutti_{dtype}.{architecture}.ptx")), "{dtype} {architecture}: {names:?}");
+        }
+    }
+    assert_eq!(names.len(), 12);
+}
+
+#[test]
+fn each_image_has_exactly_the_entry_points_of_the_table_with_exactly_their_parameters() {
+    for image in images() {
+        let mut declared = declared_entries(image.text());
+        declared.sort();
+        let mut expected: Vec<Declared> = image
+            .entries()
+            .iter()
+            .map(|entry| (entry.name(), entry.parameters().iter().map(|parameter| parameter.ptx.to_owned()).collect()))
+            .collect();
+        expected.sort();
+        assert_eq!(declared, expected, "{}", image.file_name());
+    }
+}
+
+#[test]
+fn each_image_says_the_architecture_and_the_ptx_version_of_the_table() {
+    for image in images() {
+        let line = |start: &str| image.text().lines().find_map(|line| line.strip_prefix(start)).map(str::trim);
+        assert_eq!(line(".version "), Some(image.architecture().ptx.to_string().as_str()), "{}", image.file_name());
+        assert_eq!(line(".target "), Some(image.architecture().name), "{}", image.file_name());
+        assert_eq!(line(".address_size "), Some("64"), "{}", image.file_name());
+    }
+}
+
+#[test]
+fn no_image_calls_or_spills_or_calculates_inexactly() {
+    for image in images() {
+        for (number, line) in image.text().lines().enumerate() {
+            if let Some(why) = forbidden(line) {
+                panic!("{} line {}: {why}: {line}", image.file_name(), number + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_forbidden_is_recognised() {
+    for line in [
+        ".extern .func panic(",
+        ".visible .func helper(",
+        ".func (.param .b32 r) helper(",
+        "\tcall.uni panic, (",
+        "@%p1 call helper;",
+        "\t.local .align 8 .b8 \t__local_depot0[104];",
+        "\tst.local.u32 [%rd1], %r1;",
+        "\tmul.f32 \t%r1, %r2, %r3;",
+        "\tfma.rn.f32 \t%r1, %r2, %r3, %r4;",
+        "\tadd.rn.ftz.f32 \t%r1, %r2, %r3;",
+    ] {
+        assert!(forbidden(line).is_some(), "{line}");
+    }
+    for line in [
+        "\tadd.rn.f32 \t%r1, %r2, %r3;",
+        "\tbar.sync \t0;",
+        "\tmad.lo.s64 \t%rd1, %rd2, %rd3, %rd4;",
+        ".visible .entry tutti_run_f32_sum(",
+        "// call it what you like",
+    ] {
+        assert_eq!(forbidden(line), None, "{line}");
+    }
+}
+
+#[test]
+fn each_kernel_moves_its_data_in_16_byte_accesses() {
+    for image in images() {
+        for entry in image.text().split(".visible .entry ").skip(1) {
+            let name = entry.split('(').next().unwrap_or_default();
+            let (loads, stores) =
+                (entry.matches("ld.global.v4.b32").count(), entry.matches("st.global.v4.b32").count());
+            // At least a tile of four packs for each of four sources, and to each of four destinations.
+            assert!(loads >= 16 && stores >= 16, "{} {name}: {loads} loads, {stores} stores", image.file_name());
+        }
+    }
+}
+
+/// ptxas: what `TUTTI_PTXAS` names, or the one on the path.
+fn ptxas() -> Result<PathBuf, String> {
+    let (path, what) = match env::var_os("TUTTI_PTXAS") {
+        Some(path) => (PathBuf::from(path), "TUTTI_PTXAS names something that does not run"),
+        None => (PathBuf::from("ptxas"), "TUTTI_PTXAS is not set, and there is none on the path"),
+    };
+    match Command::new(&path).arg("--version").output() {
+        Ok(output) if output.status.success() => Ok(path),
+        Ok(output) => Err(format!("{what}: {} ends with {}", path.display(), output.status)),
+        Err(error) => Err(format!("{what}: {}: {error}", path.display())),
+    }
+}
+
+/// What `ptxas -v` reports about one kernel.
+#[derive(Debug, Default, PartialEq)]
+struct Usage {
+    kernel: String,
+    stack_bytes: u32,
+    spill_bytes: u32,
+    registers: u32,
+}
+
+/// Reads ptxas' report, in which a kernel takes three lines: its name; stack frame and spills; registers.
+fn usages(report: &str) -> Vec<Usage> {
+    let number_before = |line: &str, what: &str| -> Option<u32> {
+        let before = &line[..line.find(what)?];
+        before.split_whitespace().next_back()?.parse().ok()
+    };
+    let mut usages: Vec<Usage> = Vec::new();
+    for line in report.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            usages.push(Usage { kernel, stack_bytes: u32::MAX, spill_bytes: u32::MAX, registers: u32::MAX });
+        }
+        let Some(last) = usages.last_mut() else { continue };
+        if let Some(bytes) = number_before(line, " bytes stack frame") {
+            last.stack_bytes = bytes;
+            let stores = number_before(line, " bytes spill stores").unwrap_or(u32::MAX);
+            let loads = number_before(line, " bytes spill loads").unwrap_or(u32::MAX);
+            last.spill_bytes = stores.saturating_add(loads);
+        }
+        if let Some(registers) = number_before(line, " registers") {
+            last.registers = registers;
+        }
+    }
+    usages
+}
+
+/// Assembles one image; complaints about it.
+fn assemble(ptxas: &PathBuf, image: &Image, directory: &std::path::Path) -> Vec<String> {
+    let file_name = image.file_name();
+    let (source, object) = (directory.join(&file_name), directory.join(format!("{file_name}.cubin")));
+    fs::write(&source, image.text()).expect("the temporary directory takes files");
+    let output = Command::new(ptxas)
+        .args(["-v", "-arch", image.architecture().name])
+        .arg(&source)
+        .arg("-o")
+        .arg(&object)
+        .output()
+        .expect("ptxas ran before");
+    let report = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return vec![format!("{file_name}: ptxas ends with {}:\n{report}", output.status)];
+    }
+    let usages = usages(&report);
+    let mut complaints = Vec::new();
+    for entry in image.entries() {
+        let name = entry.name();
+        match usages.iter().find(|usage| usage.kernel == name) {
+            None => complaints.push(format!("{file_name}: ptxas reports nothing about {name}:\n{report}")),
+            // A block has so many threads that each may have 255 registers.
+            Some(Usage { stack_bytes: 0, spill_bytes: 0, registers: 0..=255, .. }) => {}
+            Some(usage) => complaints.push(format!("{file_name}: {usage:?}")),
+        }
+    }
+    complaints
+}
+
+#[test]
+fn ptxas_takes_each_image_for_its_architecture_without_a_spill_or_a_stack_frame() {
+    let ptxas = match ptxas() {
+        Ok(ptxas) => ptxas,
+        Err(reason) if env::var_os("TUTTI_REQUIRE_PTXAS").is_some_and(|value| value == "1") => {
+            panic!("TUTTI_REQUIRE_PTXAS is set, but there is no ptxas ({reason})");
+        }
+        Err(reason) => {
+            eprintln!("skipped: no ptxas ({reason})");
+            return;
+        }
+    };
+    let directory = env::temp_dir().join(format!("tutti-ptx-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("the temporary directory takes directories");
+    let images = images();
+    let complaints = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(image) = images.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = assemble(&ptxas, image, &directory);
+                    complaints.lock().expect("no worker panics with the lock").extend(found);
+                }
+            });
+        }
+    });
+    fs::remove_dir_all(&directory).expect("the directory is ours");
+    let complaints = complaints.into_inner().expect("no worker panics with the lock");
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn ptxas_reports_are_read() {
+    let report = "\
+ptxas info    : Compiling entry function 'tutti_run_f16_sum' for 'sm_70'
+ptxas info    : Function properties for tutti_run_f16_sum
+    136 bytes stack frame, 200 bytes spill stores, 340 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 136 bytes cumulative stack size, 360 bytes cmem[0]
+ptxas info    : Compiling entry function 'b' for 'sm_70'
+";
+    let found = usages(report);
+    let first = Usage { kernel: "tutti_run_f16_sum".to_owned(), stack_bytes: 136, spill_bytes: 540, registers: 128 };
+    assert_eq!(found[0], first);
+    assert_eq!(found[1].registers, u32::MAX, "what is not reported is not taken for good");
+}
