@@ -17,7 +17,7 @@ pub(crate) struct InProcess {
     connections: Mutex<HashMap<ConnectionKey, Memory>>,
 }
 
-/// The two counters and the slots of one connection.
+/// The `empty` counter and the slots of one connection.
 struct Memory {
     start: NonNull<u8>,
     layout: Layout,
@@ -42,8 +42,8 @@ impl InProcess {
         SLOT_HEADER_BYTES + (self.geometry.slot_bytes as usize).next_multiple_of(LINE_BYTES)
     }
 
-    /// The `empty` counter, the `full` counter, the first slot.
-    fn memory(&self, key: ConnectionKey) -> Result<(*mut Counter, *mut Counter, *mut u8), NoMemory> {
+    /// The `empty` counter and the first slot.
+    fn memory(&self, key: ConnectionKey) -> Result<(*mut Counter, *mut u8), NoMemory> {
         let mut connections = lock(&self.connections);
         let memory = match connections.entry(key) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -51,7 +51,7 @@ impl InProcess {
                 let needed_bytes = self.connection_bytes();
                 let layout = usize::try_from(needed_bytes)
                     .ok()
-                    .and_then(|bytes| Layout::from_size_align(bytes, COUNTERS_BYTES).ok())
+                    .and_then(|bytes| Layout::from_size_align(bytes, COUNTER_BYTES).ok())
                     .ok_or(NoMemory { needed_bytes })?;
                 // SAFETY: the layout has a size, since a connection has counters.
                 let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(NoMemory { needed_bytes })?;
@@ -59,14 +59,13 @@ impl InProcess {
             }
         };
         let start = memory.start.as_ptr();
-        let empty = start.cast::<Counter>();
-        // SAFETY: the layout has room for both counters in front of the slots.
-        unsafe { Ok((empty, start.add(COUNTERS_BYTES / 2).cast(), start.add(COUNTERS_BYTES))) }
+        // SAFETY: the layout has room for the counter in front of the slots.
+        unsafe { Ok((start.cast(), start.add(COUNTER_BYTES))) }
     }
 }
 
-/// Two counters on lines of their own, a pair of lines apart: processors fetch lines in pairs.
-const COUNTERS_BYTES: usize = 4 * LINE_BYTES;
+/// The counter and the line after it: some processors fetch lines in pairs.
+const COUNTER_BYTES: usize = 2 * LINE_BYTES;
 
 impl Transport for InProcess {
     fn guarantees(&self) -> Guarantees {
@@ -74,15 +73,14 @@ impl Transport for InProcess {
     }
 
     fn connection_bytes(&self) -> u64 {
-        COUNTERS_BYTES as u64 + u64::from(self.geometry.slots) * self.slot_stride_bytes() as u64
+        COUNTER_BYTES as u64 + u64::from(self.geometry.slots) * self.slot_stride_bytes() as u64
     }
 
     fn connect_send(&self, key: ConnectionKey) -> Result<SendEnd, NoMemory> {
-        let (empty, full, slots) = self.memory(key)?;
+        let (empty, slots) = self.memory(key)?;
         Ok(SendEnd {
             slots,
             slot_stride_bytes: self.slot_stride_bytes() as u64,
-            full,
             empty,
             sent: 0,
             credit: 0,
@@ -92,14 +90,12 @@ impl Transport for InProcess {
     }
 
     fn connect_receive(&self, key: ConnectionKey) -> Result<ReceiveEnd, NoMemory> {
-        let (empty, full, slots) = self.memory(key)?;
+        let (empty, slots) = self.memory(key)?;
         Ok(ReceiveEnd {
             slots,
             slot_stride_bytes: self.slot_stride_bytes() as u64,
-            full,
             empty,
             received: 0,
-            available: 0,
             slot_count: self.geometry.slots,
             peer: key.from as u32,
         })

@@ -218,18 +218,16 @@ unsafe fn poll(
 /// The connection's memory is valid, and no other thread uses this end now.
 #[inline(always)]
 unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> Result<*mut u8, bool> {
-    if end.available == end.received {
-        // Acquires what the producer wrote into the slots before it published them.
-        // SAFETY: the counter is valid.
-        end.available = unsafe { load_acquire(&raw const (*end.full).value) };
-        if end.available == end.received {
-            return Err(false);
-        }
-    }
-    // SAFETY: the slot lies inside the connection's memory, and is this side's until it is released.
+    // SAFETY: the slot lies inside the connection's memory; its data is this side's from when `full` says so until the slot
+    // is released.
     unsafe {
         let slot = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.received);
-        if (*slot.cast::<SlotHeader>()).fingerprint != call.fingerprint {
+        let header = slot.cast::<SlotHeader>();
+        // Acquires what the producer wrote into the slot before it published it.
+        if load_acquire(&raw const (*header).full) != end.received + 1 {
+            return Err(false);
+        }
+        if (*header).fingerprint != call.fingerprint {
             return Err(true);
         }
         Ok(slot.add(SLOT_HEADER_BYTES))
@@ -284,11 +282,11 @@ unsafe fn publish(call: &Call, step: &Step, operands: *const Operand) {
                     store_release(&raw mut (*end.empty).value, end.received);
                 } else {
                     let end = &mut *call.sends.add(operand.index as usize);
-                    let header = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent);
-                    *header.cast::<SlotHeader>() = SlotHeader { fingerprint: call.fingerprint };
+                    let header = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).cast::<SlotHeader>();
+                    (*header).fingerprint = call.fingerprint;
                     end.sent += 1;
-                    // Orders the header and the team's stores to the slot before the consumer's loads from it.
-                    store_release(&raw mut (*end.full).value, end.sent);
+                    // Orders the fingerprint and the team's stores to the slot before the consumer's loads from it.
+                    store_release(&raw mut (*header).full, end.sent);
                 }
             }
         }

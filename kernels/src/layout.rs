@@ -29,12 +29,18 @@ pub struct Fingerprint {
     pub plan: u64,
 }
 
-/// The first bytes of every slot, written by the producer before it publishes the slot.
+/// The first bytes of every slot.
+///
+/// What the consumer polls stands beside what it compares first, so that a message costs one cache line beside its data. The
+/// producer writes `fingerprint` and the data, then `full` with release semantics.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotHeader {
     /// The producer's call; the consumer compares it with its own before it touches the data.
     pub fingerprint: Fingerprint,
+    /// How many slots of the connection the producer had published when it published this one, this one included: the
+    /// consumer knows the number that it waits for, so nothing needs to be reset.
+    pub full: u64,
 }
 
 /// Operand kinds, as numbers that both sides share.
@@ -161,7 +167,7 @@ pub struct Completed {
     pub steps: u64,
 }
 
-/// A 64-bit counter that one side writes and the other polls; alone on its cache line.
+/// A 64-bit counter that one side writes and the other reads; alone on its cache line.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Counter {
@@ -177,8 +183,6 @@ pub struct SendEnd {
     pub slots: *mut u8,
     /// From one slot's header to the next one's.
     pub slot_stride_bytes: u64,
-    /// Slots published so far; lives near the consumer.
-    pub full: *mut Counter,
     /// Slots released so far; lives near the producer.
     pub empty: *const Counter,
     /// Slots published so far, as the producer remembers it between calls.
@@ -199,14 +203,10 @@ pub struct ReceiveEnd {
     pub slots: *mut u8,
     /// From one slot's header to the next one's.
     pub slot_stride_bytes: u64,
-    /// Slots published so far; lives near the consumer.
-    pub full: *const Counter,
     /// Slots released so far; lives near the producer.
     pub empty: *mut Counter,
     /// Slots released so far, as the consumer remembers it between calls.
     pub received: u64,
-    /// The newest value of `full` that the consumer has seen.
-    pub available: u64,
     /// How many slots there are; a power of two.
     pub slot_count: u32,
     /// The rank at the other end.
@@ -314,14 +314,14 @@ const _: () = {
     use core::mem::{offset_of, size_of};
     assert!(size_of::<*const u8>() == 8);
     assert!(size_of::<Fingerprint>() == 32);
-    assert!(size_of::<SlotHeader>() == SLOT_HEADER_BYTES);
+    assert!(size_of::<SlotHeader>() == SLOT_HEADER_BYTES && offset_of!(SlotHeader, full) == 32);
     assert!(size_of::<Operand>() == 24 && offset_of!(Operand, offset) == 16);
     assert!(size_of::<Step>() == 48 && offset_of!(Step, first_operand) == 24);
     assert!(size_of::<Loop>() == 24 && offset_of!(Loop, chunk_bytes) == 8);
     assert!(size_of::<Program>() == 40 && offset_of!(Program, loop_count) == 32);
     assert!(size_of::<Completed>() == 64 && size_of::<Counter>() == 64);
-    assert!(size_of::<SendEnd>() == 64 && offset_of!(SendEnd, slot_count) == 48);
-    assert!(size_of::<ReceiveEnd>() == 64 && offset_of!(ReceiveEnd, slot_count) == 48);
+    assert!(size_of::<SendEnd>() == 64 && offset_of!(SendEnd, slot_count) == 40);
+    assert!(size_of::<ReceiveEnd>() == 64 && offset_of!(ReceiveEnd, slot_count) == 32);
     assert!(size_of::<Window>() == 64 && size_of::<StepTime>() == 32 && size_of::<Trace>() == 64);
     assert!(size_of::<Call>() == 120 && offset_of!(Call, scale) == 112 && offset_of!(Call, windows) == 56);
     assert!(size_of::<Launch>() == 136 && offset_of!(Launch, programs) == 120);
