@@ -243,8 +243,15 @@ impl Board {
     /// # Safety
     /// The rank has come to a call whose plan has peers touch its buffers, and has not yet published a slot of it.
     pub(crate) unsafe fn expose(&self, rank: usize, buffers: [*mut u8; buffer::COUNT]) {
-        // SAFETY: no peer reads the entry between the rank's last call and its first slot of this one (see `Sync`).
-        unsafe { *self.windows[rank].get() = Window { buffers } };
+        let window = self.windows[rank].get();
+        // SAFETY: only this rank writes the entry, and no peer reads it between the rank's last call and its first slot of
+        // this one (see `Sync`).
+        unsafe {
+            // A call with the same buffers as the last leaves the line where it is, in the peers' caches.
+            if (*window).buffers != buffers {
+                *window = Window { buffers };
+            }
+        }
     }
 
     /// The windows of all ranks, as the interpreter reads them.

@@ -39,7 +39,7 @@ impl InProcess {
     }
 
     fn slot_stride_bytes(&self) -> usize {
-        SLOT_HEADER_BYTES + (self.geometry.slot_bytes as usize).next_multiple_of(LINE_BYTES)
+        (SLOT_HEADER_BYTES + self.geometry.slot_bytes as usize).next_multiple_of(LINE_BYTES)
     }
 
     /// The `empty` counter and the first slot.

@@ -7,11 +7,12 @@
 /// Sources (or destinations) up to which `reduce_copy` has a loop of its own; above, one loop over the operands serves.
 pub const SPECIALISED_OPERANDS: usize = 4;
 
-/// The alignment that every slot's data has, and the spacing that keeps two counters off one cache line.
+/// A cache line: what slots are multiples of, and the spacing that keeps two counters apart.
 pub const LINE_BYTES: usize = 64;
 
-/// Bytes in front of each slot's data: one cache line that holds the [`SlotHeader`].
-pub const SLOT_HEADER_BYTES: usize = LINE_BYTES;
+/// Bytes in front of each slot's data: the [`SlotHeader`], and as much as aligns the data to a GPU's widest access. The rest
+/// of the first cache line is data, so that a small message is one line.
+pub const SLOT_HEADER_BYTES: usize = 48;
 
 /// What a rank says it is doing: equal on all ranks of one call, or the call is an error.
 ///
@@ -31,9 +32,9 @@ pub struct Fingerprint {
 
 /// The first bytes of every slot.
 ///
-/// What the consumer polls stands beside what it compares first, so that a message costs one cache line beside its data. The
+/// What the consumer polls stands beside what it compares first, so that a message costs one cache line. The
 /// producer writes `fingerprint` and the data, then `full` with release semantics.
-#[repr(C, align(64))]
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotHeader {
     /// The producer's call; the consumer compares it with its own before it touches the data.
@@ -314,7 +315,8 @@ const _: () = {
     use core::mem::{offset_of, size_of};
     assert!(size_of::<*const u8>() == 8);
     assert!(size_of::<Fingerprint>() == 32);
-    assert!(size_of::<SlotHeader>() == SLOT_HEADER_BYTES && offset_of!(SlotHeader, full) == 32);
+    assert!(size_of::<SlotHeader>() <= SLOT_HEADER_BYTES && offset_of!(SlotHeader, full) == 32);
+    assert!(SLOT_HEADER_BYTES.is_multiple_of(16) && SLOT_HEADER_BYTES < LINE_BYTES);
     assert!(size_of::<Operand>() == 24 && offset_of!(Operand, offset) == 16);
     assert!(size_of::<Step>() == 48 && offset_of!(Step, first_operand) == 24);
     assert!(size_of::<Loop>() == 24 && offset_of!(Loop, chunk_bytes) == 8);
