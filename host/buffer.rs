@@ -53,7 +53,7 @@ macro_rules! buffer {
     };
 }
 
-buffer!({} [T]);
+buffer!({}[T]);
 buffer!({} Vec<T>);
 buffer!({} Box<[T]>);
 buffer!({ const N: usize } [T; N]);
