@@ -47,9 +47,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), String> {
-    for variable in ["TUTTI_PTX", "TUTTI_NVPTX_RUSTC", "TUTTI_REQUIRE_PTX"] {
-        println!("cargo::rerun-if-env-changed={variable}");
-    }
+    println!("cargo::rerun-if-env-changed=TUTTI_PTX");
+    println!("cargo::rerun-if-env-changed=TUTTI_NVPTX_RUSTC");
     println!("cargo::rerun-if-changed=kernels/src");
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: cargo sets it for build scripts")?);
     write(&out.join("dispatch.rs"), &generate::dispatch())?;
@@ -66,6 +65,10 @@ fn run() -> Result<(), String> {
             }
         }),
     };
+    if images.is_err() {
+        // With PTX it makes no difference.
+        println!("cargo::rerun-if-env-changed=TUTTI_REQUIRE_PTX");
+    }
     match images {
         Err(reason) if required => Err(format!("TUTTI_REQUIRE_PTX is set, but there is no PTX: {reason}")),
         images => write(&out.join("images.rs"), &images_source(&images)),
@@ -236,7 +239,15 @@ impl Compiler {
         }
         if !jobs.is_empty() {
             let sysroot = self.core(cache)?;
-            in_parallel(&jobs, |job| self.image(job, kernels, &sysroot))?;
+            let made = in_parallel(&jobs, |job| self.image(job, kernels, &sysroot));
+            // Images of sources that changed under the compiler would be found under the digest of the old ones.
+            if digest_of_directory(kernels)? != kernels_digest {
+                for job in &jobs {
+                    let _ = fs::remove_file(&job.cached);
+                }
+                return Err("the kernels' sources changed while they were compiled; build again".to_owned());
+            }
+            made?;
         }
         let used: Vec<&PathBuf> = images.iter().map(|(cached, _)| cached).collect();
         prune(cache, &used);
@@ -358,16 +369,18 @@ fn cache_directory(out: &Path) -> PathBuf {
     profile.and_then(Path::parent).unwrap_or(out).join("tutti-ptx")
 }
 
-/// Removes images that this build does not use and that are old enough for no other branch to want them back.
+/// Removes what interrupted builds left (no other build is at work, we hold the lock), and images that this build does not use
+/// and that are old enough for no other branch to want them back. What cannot be removed costs some space and nothing else.
 fn prune(cache: &Path, used: &[&PathBuf]) {
     let Ok(files) = fs::read_dir(cache) else { return };
     for path in files.flatten().map(|file| file.path()) {
         let old = fs::metadata(&path)
             .and_then(|metadata| metadata.modified())
             .is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|age| age > KEEP));
-        if old && path.extension().is_some_and(|extension| extension == "ptx") && !used.contains(&&path) {
-            // A file that cannot be removed costs some space and nothing else.
-            let _ = fs::remove_file(path);
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("unfinished") => drop(fs::remove_dir_all(&path)),
+            Some("ptx") if old && !used.contains(&&path) => drop(fs::remove_file(&path)),
+            _ => {}
         }
     }
 }

@@ -61,8 +61,12 @@ fn forbidden(instruction: &str) -> Option<&'static str> {
     if first == ".local" || first.starts_with("ld.local") || first.starts_with("st.local") {
         return Some("local memory: an array that is indexed at run time, or a value too large for registers");
     }
-    let inexact = ["add.f32", "sub.f32", "mul.f32"];
-    if inexact.contains(&first) || first.starts_with("fma.") || first.starts_with("mad.f32") || first.contains(".ftz") {
+    let is_float =
+        [".f16", ".f16x2", ".bf16", ".bf16x2", ".f32", ".f32x2", ".f64"].iter().any(|end| first.ends_with(end));
+    let is_rounded = ["add.", "sub.", "mul."].iter().any(|start| first.starts_with(start));
+    let is_fused = ["fma.", "mad."].iter().any(|start| first.starts_with(start));
+    // Without `.rn`, the assembler is free to make one instruction of a product and a sum.
+    if is_float && (is_fused || first.contains(".ftz") || (is_rounded && !first.contains(".rn"))) {
         return Some("arithmetic that may be fused or flushed to zero: the CPU's bits would differ");
     }
     None
@@ -132,11 +136,14 @@ fn what_is_forbidden_is_recognised() {
         "\tmul.f32 \t%r1, %r2, %r3;",
         "\tfma.rn.f32 \t%r1, %r2, %r3, %r4;",
         "\tadd.rn.ftz.f32 \t%r1, %r2, %r3;",
+        "\tadd.f16x2 \t%r1, %r2, %r3;",
     ] {
         assert!(forbidden(line).is_some(), "{line}");
     }
     for line in [
         "\tadd.rn.f32 \t%r1, %r2, %r3;",
+        "\tmul.rn.f16 \t%rs1, %rs2, %rs3;",
+        "\tmin.NaN.f32 \t%r1, %r2, %r3;",
         "\tbar.sync \t0;",
         "\tmad.lo.s64 \t%rd1, %rd2, %rd3, %rd4;",
         ".visible .entry tutti_run_f32_sum(",

@@ -2,7 +2,7 @@
 //!
 //! A new type is one `element!` row here and one row in the kernel table.
 
-use crate::target::{PACK_BYTES, load_pack, maximum, minimum, narrow_f16, widen_f16};
+use crate::target::{PACK_BYTES, load_pack, maximum, minimum, narrow_bf16, narrow_f16, widen_f16};
 
 /// What arithmetic is done in.
 pub trait Number: Copy {
@@ -179,14 +179,4 @@ element!(
 #[inline(always)]
 fn widen_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
-}
-
-/// f32 to bf16, to nearest even; a NaN stays one.
-#[inline(always)]
-fn narrow_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // Rounding could carry a NaN's payload into the sign, and truncation could leave none of it.
-    let quiet = (bits >> 16) | 0x40;
-    (if value.is_nan() { quiet } else { rounded }) as u16
 }

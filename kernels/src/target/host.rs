@@ -239,3 +239,13 @@ pub fn narrow_f16(value: f32) -> u16 {
     };
     result as u16 | sign
 }
+
+/// f32 to bf16, to nearest even; a NaN stays one.
+#[inline(always)]
+pub fn narrow_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could carry a NaN's payload into the sign, and truncation could leave none of it.
+    let quiet = (bits >> 16) | 0x40;
+    (if value.is_nan() { quiet } else { rounded }) as u16
+}

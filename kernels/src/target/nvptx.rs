@@ -289,3 +289,25 @@ pub fn widen_f16(bits: u16) -> f32 {
 pub fn narrow_f16(value: f32) -> u16 {
     (value as f16).to_bits()
 }
+
+/// f32 to bf16, to nearest even, subnormals included; a NaN stays one.
+#[cfg(target_feature = "sm_80")]
+#[inline(always)]
+pub fn narrow_bf16(value: f32) -> u16 {
+    let bits: u16;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("cvt.rn.bf16.f32 {bits}, {value};", bits = out(reg16) bits, value = in(reg32) value,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    bits
+}
+
+/// As above, for architectures that have no instruction for it: half a unit less one, plus the bit that decides ties.
+#[cfg(not(target_feature = "sm_80"))]
+#[inline(always)]
+pub fn narrow_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    (if value.is_nan() { 0x7fff } else { rounded }) as u16
+}
