@@ -19,6 +19,7 @@ use tutti_kernels::layout::{Fingerprint, Window, buffer};
 
 use crate::error::{Error, LateRank, RankCall};
 use crate::fingerprint::{describe, describe_both};
+use crate::presence::ThreadToken;
 use crate::sync::lock;
 
 /// How many of a rank's last calls the board remembers. A rank may run ahead of its peers as far as its slots carry it.
@@ -38,6 +39,8 @@ struct Lines {
     fired: AtomicU64,
     /// Whom the rank is waiting for.
     waiting_on: AtomicU32,
+    /// The thread that made the rank's last call, and whether it has ended since: a [`ThreadToken`], its bits inverted then.
+    driver: AtomicU64,
     /// Whether the rank has given up its communicator, and whether it was panicking.
     left: AtomicBool,
     panicked: AtomicBool,
@@ -47,9 +50,27 @@ struct Lines {
     touching: Touching,
 }
 
+impl Lines {
+    /// Whether the thread that made the rank's last call has ended.
+    fn thread_ended(&self) -> bool {
+        self.driver.load(Ordering::Relaxed) > u64::MAX / 2
+    }
+}
+
 /// Nonzero while the rank may be touching a peer's memory. On lines of its own: it changes at every step.
 #[repr(align(128))]
 struct Touching(AtomicU32);
+
+/// Who is missing from a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// All ranks have come.
+    Nobody,
+    /// Ranks that may be busy with something else.
+    Live,
+    /// Ranks, among them one whose thread has ended since its last call.
+    Ended,
+}
 
 /// See the module.
 pub(crate) struct Board {
@@ -73,6 +94,7 @@ impl Board {
             finished: AtomicU64::new(0),
             fired: AtomicU64::new(0),
             waiting_on: AtomicU32::new(NOBODY),
+            driver: AtomicU64::new(0),
             left: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             history: Default::default(),
@@ -118,6 +140,18 @@ impl Board {
         self.ranks[rank].waiting_on.store(peer.map_or(NOBODY, |peer| peer as u32), Ordering::Relaxed);
     }
 
+    /// Says which thread drives `rank` from now on.
+    pub(crate) fn note_driver(&self, rank: usize, thread: ThreadToken) {
+        self.ranks[rank].driver.store(thread.0, Ordering::Relaxed);
+    }
+
+    /// Says that a thread has ended; it matters if it is the one that drove `rank` last.
+    pub(crate) fn note_thread_ended(&self, rank: usize, thread: ThreadToken) {
+        let ended = !thread.0;
+        let driver = &self.ranks[rank].driver;
+        let _ = driver.compare_exchange(thread.0, ended, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Says that `rank` gives up its communicator.
     pub(crate) fn leave(&self, rank: usize, panicked: bool) {
         let lines = &self.ranks[rank];
@@ -133,9 +167,16 @@ impl Board {
         })
     }
 
-    /// Whether every rank has come to a call.
-    pub(crate) fn all_arrived(&self, sequence: u64) -> bool {
-        self.ranks.iter().all(|lines| lines.sequence.load(Ordering::Relaxed) >= sequence)
+    /// Who is missing from a call.
+    pub(crate) fn missing(&self, sequence: u64) -> Missing {
+        let absent = || self.ranks.iter().filter(|lines| lines.sequence.load(Ordering::Relaxed) < sequence);
+        if absent().next().is_none() {
+            Missing::Nobody
+        } else if absent().any(Lines::thread_ended) {
+            Missing::Ended
+        } else {
+            Missing::Live
+        }
     }
 
     /// What `rank` did as its call `sequence`, if it has come to it and the board still remembers.
@@ -198,6 +239,7 @@ impl Board {
                 rank: peer,
                 last_sequence: lines.sequence.load(Ordering::Relaxed),
                 arrived: false,
+                thread_ended: lines.thread_ended(),
             })
             .filter(|late| late.last_sequence < sequence)
             .collect();
@@ -208,7 +250,12 @@ impl Board {
             .filter(|(_, lines)| {
                 lines.finished.load(Ordering::Relaxed) < sequence && lines.waiting_on.load(Ordering::Relaxed) == NOBODY
             })
-            .map(|(peer, _)| LateRank { rank: peer, last_sequence: sequence, arrived: true })
+            .map(|(peer, lines)| LateRank {
+                rank: peer,
+                last_sequence: sequence,
+                arrived: true,
+                thread_ended: lines.thread_ended(),
+            })
             .collect()
     }
 

@@ -16,7 +16,7 @@ use tutti_kernels::interpreter::Progress;
 use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, StepTime, Trace, buffer, operand_kind};
 use tutti_kernels::reduce_copy::Isa;
 
-use crate::board::Board;
+use crate::board::{Board, Missing};
 use crate::device::cpu::{Advance, BoundPlan, Ends, advance_for, isa};
 use crate::dtype::{DType, Reduction};
 use crate::error::{Error, RankCall, Result};
@@ -24,6 +24,7 @@ use crate::fingerprint::{CallWords, Purpose, describe};
 use crate::options::{Options, Overrides};
 use crate::plan::select::{Capabilities, choose};
 use crate::plan::{self, Algorithm, Collective, Geometry, Plan};
+use crate::presence::{self, ThreadToken};
 use crate::sync::lock;
 use crate::transport::Transport;
 
@@ -37,7 +38,14 @@ pub(crate) struct World {
     pub(crate) transport: Box<dyn Transport>,
     pub(crate) geometry: Geometry,
     /// Communicators being split off, until all their ranks have come for them: by sequence and colour.
-    children: Mutex<HashMap<(u64, u32), (Arc<World>, usize)>>,
+    children: Mutex<HashMap<(u64, u32), Child>>,
+}
+
+/// A communicator being split off.
+struct Child {
+    world: Arc<World>,
+    /// How many of its ranks have come for it.
+    taken: usize,
 }
 
 impl World {
@@ -54,10 +62,11 @@ impl World {
     /// out.
     pub(crate) fn child(&self, sequence: u64, color: u32, rank_count: usize) -> Arc<World> {
         let mut children = lock(&self.children);
-        let (world, taken) =
-            children.entry((sequence, color)).or_insert_with(|| (World::in_process(rank_count, self.geometry), 0));
-        *taken += 1;
-        let (world, taken) = (Arc::clone(world), *taken);
+        let child = children
+            .entry((sequence, color))
+            .or_insert_with(|| Child { world: World::in_process(rank_count, self.geometry), taken: 0 });
+        child.taken += 1;
+        let (world, taken) = (Arc::clone(&child.world), child.taken);
         if taken == rank_count {
             children.remove(&(sequence, color));
         }
@@ -126,6 +135,8 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     sequence: u64,
     fired: u64,
+    /// The thread that made the last call.
+    driver: Option<ThreadToken>,
     isa: Isa,
     ends: Ends,
     plans: HashMap<PlanKey, BoundPlan>,
@@ -147,6 +158,7 @@ impl Core {
             options,
             sequence: 0,
             fired: 0,
+            driver: None,
             isa: isa(),
             ends: Ends::default(),
             plans: HashMap::new(),
@@ -251,6 +263,14 @@ impl Core {
         };
         bound.rewind();
         self.sequence += 1;
+        let thread = presence::this_thread();
+        if thread != self.driver
+            && let Some(thread) = thread
+        {
+            self.world.board.note_driver(self.rank, thread);
+            presence::note(Arc::downgrade(&self.world), self.rank);
+            self.driver = Some(thread);
+        }
         let words = CallWords {
             purpose: request.purpose,
             collective: request.collective,
@@ -370,7 +390,11 @@ impl Core {
             }
         };
         let sequence = active.fingerprint.sequence;
-        let limit = if board.all_arrived(sequence) { active.progress_timeout } else { active.arrival_timeout };
+        let limit = match board.missing(sequence) {
+            Missing::Nobody => active.progress_timeout,
+            Missing::Live => active.arrival_timeout,
+            Missing::Ended => active.progress_timeout.min(active.arrival_timeout),
+        };
         let waited = now.saturating_duration_since(since);
         if waited < limit {
             return Ok(());

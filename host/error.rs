@@ -180,6 +180,8 @@ pub struct LateRank {
     pub last_sequence: u64,
     /// Whether it has come to the call in question, and then stopped.
     pub arrived: bool,
+    /// Whether the thread that made its last call has ended.
+    pub thread_ended: bool,
 }
 
 impl fmt::Display for LateRank {
@@ -188,7 +190,8 @@ impl fmt::Display for LateRank {
             (true, _) => write!(f, "rank {} came and then stopped", self.rank),
             (false, 0) => write!(f, "rank {} has not come to any call", self.rank),
             (false, last) => write!(f, "rank {} has not come; its last call was call {last}", self.rank),
-        }
+        }?;
+        if self.thread_ended { f.write_str(", and the thread that made it has ended") } else { Ok(()) }
     }
 }
 

@@ -37,6 +37,7 @@ mod fingerprint;
 mod group;
 mod options;
 mod pending;
+mod presence;
 mod request;
 mod run;
 mod sync;

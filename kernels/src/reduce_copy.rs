@@ -15,7 +15,8 @@ use crate::element::{Element, Number};
 use crate::layout::SPECIALISED_OPERANDS;
 use crate::reduction::Reduction;
 use crate::target::{
-    PACK_ALIGNMENT, PACK_BYTES, UNROLL, WARP_THREADS, copy, load_pack, store_pack, thread_count, thread_index,
+    PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, UNROLL, WARP_THREADS, copy, load_pack, store_pack, thread_count,
+    thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -240,26 +241,37 @@ struct Range {
 }
 
 impl Range {
-    /// Where the addresses do not agree on where the first aligned pack is, everything is handled element by element.
+    /// The first pack begins where the first destination is aligned. Where packs must be aligned and the other addresses do
+    /// not agree on where that is, everything is handled element by element; where they only had better be, a short range is
+    /// not worth the single elements in front.
     #[inline(always)]
     fn of(operands: &impl Access, bytes: usize) -> Range {
-        let mut misalignment = 0;
-        if PACK_ALIGNMENT > 1 {
-            let mut differing = 0;
-            operands.each_source(|index, address, _| {
-                if index == 0 {
-                    misalignment = address.addr() & (PACK_ALIGNMENT - 1);
-                }
-                differing |= (address.addr() & (PACK_ALIGNMENT - 1)) ^ misalignment;
-            });
-            operands.each_destination(|address| differing |= (address.addr() & (PACK_ALIGNMENT - 1)) ^ misalignment);
+        const SHORT_BYTES: usize = 8 * PACK_BYTES;
+        let packs_from = |head_bytes: usize| Range {
+            head_bytes,
+            packs_bytes: (bytes - head_bytes) / PACK_BYTES * PACK_BYTES,
+            bytes,
+        };
+        if !PACKS_MUST_ALIGN && bytes < SHORT_BYTES {
+            return packs_from(0);
+        }
+        let misalignment_of = |address: usize| address & (PACK_ALIGNMENT - 1);
+        let mut misalignment = PACK_ALIGNMENT;
+        let mut differing = 0;
+        operands.each_destination(|address| {
+            if misalignment == PACK_ALIGNMENT {
+                misalignment = misalignment_of(address.addr());
+            }
+            differing |= misalignment_of(address.addr()) ^ misalignment;
+        });
+        if PACKS_MUST_ALIGN {
+            operands.each_source(|_, address, _| differing |= misalignment_of(address.addr()) ^ misalignment);
             if differing != 0 {
                 return Range { head_bytes: bytes, packs_bytes: 0, bytes };
             }
         }
-        let head = if misalignment == 0 { 0 } else { PACK_ALIGNMENT - misalignment };
-        let head_bytes = if head < bytes { head } else { bytes };
-        Range { head_bytes, packs_bytes: (bytes - head_bytes) / PACK_BYTES * PACK_BYTES, bytes }
+        let head = (PACK_ALIGNMENT - misalignment) & (PACK_ALIGNMENT - 1);
+        packs_from(if head < bytes { head } else { bytes })
     }
 }
 
@@ -309,7 +321,7 @@ unsafe fn edges<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range
 /// `COUNT` packs of each operand, `spacing_bytes` apart: all loads of a source before the next, so that many are in flight.
 ///
 /// # Safety
-/// The packs lie inside the operands, aligned to [`PACK_ALIGNMENT`].
+/// The packs lie inside the operands, aligned to [`PACK_ALIGNMENT`] where they must be.
 #[inline(always)]
 unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
     operands: &A,

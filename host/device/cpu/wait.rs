@@ -70,7 +70,7 @@ impl Waiter {
             }
             return None;
         };
-        if self.polls % YIELDS_PER_LOOK != 0 && self.sleep == SLEEP_MIN {
+        if !self.polls.is_multiple_of(YIELDS_PER_LOOK) && self.sleep == SLEEP_MIN {
             std::thread::yield_now();
             return None;
         }

@@ -6,8 +6,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bytes that one thread handles at once: long enough that the compiler makes a vector loop of it, of whatever width.
 pub const PACK_BYTES: usize = 512;
 
-/// What a pack's address must be a multiple of.
-pub const PACK_ALIGNMENT: usize = 1;
+/// What a pack's address had better be a multiple of: an access that crosses cache lines costs two.
+pub const PACK_ALIGNMENT: usize = 64;
+
+/// Whether a pack's address must be aligned.
+pub const PACKS_MUST_ALIGN: bool = false;
 
 /// Packs that one thread handles per trip of the hot loop.
 pub const UNROLL: usize = 1;

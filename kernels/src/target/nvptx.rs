@@ -22,6 +22,9 @@ pub const PACK_BYTES: usize = 16;
 /// What a pack's address must be a multiple of.
 pub const PACK_ALIGNMENT: usize = 16;
 
+/// Whether a pack's address must be aligned.
+pub const PACKS_MUST_ALIGN: bool = true;
+
 /// Packs of each source that one thread has in flight per trip of the hot loop.
 pub const UNROLL: usize = 4;
 
