@@ -211,8 +211,10 @@ impl<T: Number> Run<'_, T> {
             self.call_in_place(communicator, &mut buffer)?;
             result.wrong += match self.case.collective {
                 Collective::ReduceScatter => self.count_wrong(rank, first, &buffer[own_block.clone()]),
-                // What the others' buffers hold after a reduction in place is not part of the contract.
-                Collective::Reduce { root } if root.index() != rank => 0,
+                // It stays as it was.
+                Collective::Reduce { root } if root.index() != rank => {
+                    self.inputs.count_unlike_input(rank, first, &buffer)
+                }
                 _ => self.count_wrong(rank, first, &buffer),
             };
             result.overwritten += buffer.count_overwritten();
