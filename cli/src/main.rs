@@ -13,6 +13,7 @@ mod names;
 mod output;
 mod perf;
 mod plan;
+mod ptx;
 mod ranks;
 mod reduce;
 mod size;
@@ -37,6 +38,7 @@ enum Command {
     Perf(Box<perf::PerfArgs>),
     Reduce(reduce::ReduceArgs),
     Plan(plan::PlanArgs),
+    Ptx(ptx::PtxArgs),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Reduce(args) => reduce::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Ptx(args) => ptx::run(&args),
     };
     match result {
         Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,

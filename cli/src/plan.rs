@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 use tutti::DType;
 use tutti::plan::select::{self, Capabilities};
+use tutti::plan::verify::ViolationKind;
 use tutti::plan::{self, Algorithm, Collective, Geometry, MAX_RANK_COUNT, Operand, Plan, Rank, verify};
 
 /// Print the plan of a collective, what each rank sends, and whether the plan is right
@@ -77,7 +78,7 @@ struct Summary {
     element_bytes: u32,
     connections: usize,
     ranks: Vec<RankSummary>,
-    /// Whether the verifier found the plan right; null if it was not asked.
+    /// Whether the verifier found the plan right; null if it was not asked, or gave up.
     verified: Option<bool>,
     violations: Vec<String>,
     plan: String,
@@ -92,6 +93,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(Err(violations)) => violations.iter().map(ToString::to_string).collect(),
         _ => Vec::new(),
     };
+    // A plan on which the verifier gave up has not been found wrong, but not right either.
+    let given_up = match &verdict {
+        Some(Err(violations)) => {
+            violations.iter().all(|violation| matches!(violation.kind, ViolationKind::TooLarge { .. }))
+        }
+        _ => false,
+    };
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
         let summary = Summary {
@@ -103,7 +111,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             element_bytes: plan.element_bytes,
             connections: plan.connections.len(),
             ranks,
-            verified: verdict.as_ref().map(Result::is_ok),
+            verified: if given_up { None } else { verdict.as_ref().map(Result::is_ok) },
             violations: violations.clone(),
             plan: plan.to_string(),
         };
@@ -129,7 +137,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             .map_err(Failure::output)?,
             Some(Err(_)) => {
                 for violation in &violations {
-                    writeln!(out, "# wrong: {violation}").map_err(Failure::output)?;
+                    let finding = if given_up { "not verified" } else { "wrong" };
+                    writeln!(out, "# {finding}: {violation}").map_err(Failure::output)?;
                 }
             }
             None => {}
@@ -138,6 +147,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     out.flush().map_err(Failure::output)?;
     match violations.len() {
         0 => Ok(()),
+        _ if given_up => Err(Failure::Failed(format!("the plan was not verified: {}", violations.join("; ")))),
         count => Err(Failure::Failed(format!("the plan is wrong: the verifier found {count} violations"))),
     }
 }

@@ -4,7 +4,20 @@ use crate::failure::Failure;
 use crate::machine;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use tutti::Communicator;
+use tutti::{Communicator, Options};
+
+/// The most ranks that one process runs. Every rank's thread builds the plan of all of them, so that memory grows with the
+/// third power of the ranks, and no machine has cores for more anyway.
+pub(crate) const RANKS_MAX: usize = 256;
+
+/// Options whose memory budget lets all ranks together take what is available beside `buffer_bytes`, and no more.
+pub(crate) fn options_within_memory(rank_count: usize, buffer_bytes: u64) -> Options {
+    let mut options = Options::default();
+    let available = machine::available_memory_bytes();
+    options.memory_budget_bytes =
+        available.map(|available| available.saturating_sub(buffer_bytes) / rank_count.max(1) as u64);
+    options
+}
 
 /// Runs `work` for every rank, each on its own thread and, where `cores` has one for each rank, on its own core.
 ///

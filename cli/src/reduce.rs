@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::inputs::Number;
 use crate::names::{parse_algorithm, parse_reduction};
 use crate::output::OutputFile;
-use crate::ranks::{cores_for_ranks, run_ranks};
+use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory, run_ranks};
 use crate::size::format_size;
 use crate::tensors::{Format, Tensor, TensorFile, differences};
 use half::{bf16, f16};
@@ -18,8 +18,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tutti::plan::{Algorithm, MAX_RANK_COUNT};
-use tutti::{Communicator, DType, Options, Reduction};
+use tutti::plan::Algorithm;
+use tutti::{Communicator, DType, Reduction};
 
 /// All-reduce for files: each input file is the data of one rank
 #[derive(Debug, clap::Args)]
@@ -90,8 +90,8 @@ const DIFFERENCES_SHOWN: usize = 20;
 pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let rank_count = args.inputs.len();
-    if rank_count > MAX_RANK_COUNT {
-        return Err(Failure::Usage(format!("expected at most {MAX_RANK_COUNT} input files, got {rank_count}")));
+    if rank_count > RANKS_MAX {
+        return Err(Failure::Usage(format!("expected at most {RANKS_MAX} input files, got {rank_count}")));
     }
     check_names(args)?;
     let files = args.inputs.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
 
     let header = &files[0].header;
     let bytes: u64 = header.tensors.iter().map(|tensor| tensor.bytes).sum();
-    let mut options = Options::default();
+    let mut options = options_within_memory(rank_count, BUFFER_BYTES as u64);
     options.algorithm = args.algorithm;
     let communicators = tutti::local_with(rank_count, options)?;
     let output = OutputFile::create(&args.output)?;

@@ -76,6 +76,12 @@ fn the_largest_plans_end_quickly() {
 }
 
 #[test]
+fn a_plan_that_is_too_large_to_verify_is_not_called_wrong() {
+    let outcome = run_line("plan all_reduce -g 600 --size 4 --algorithm one_shot --verify").failed(1, &["not verified"]);
+    assert!(outcome.stdout.contains("# not verified: ") && !outcome.stdout.contains("# wrong"));
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut child = tutti()
         .args(["plan", "all_reduce", "-g", "64", "--size", "1M", "--algorithm", "ring"])
@@ -94,7 +100,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 fn help_and_version_are_there() {
     assert!(run_line("--version").good().stdout.starts_with("tutti "));
     let help = run_line("--help").good().stdout;
-    for command in ["perf", "reduce", "plan"] {
+    for command in ["perf", "reduce", "plan", "ptx"] {
         assert!(help.contains(command), "{help}");
         assert!(run_line(&format!("{command} --help")).good().stdout.contains("Exit code: 0"));
     }

@@ -413,8 +413,8 @@ fn nonsense_is_a_usage_error() {
     reduce(&[&a], "sum", &place.path("out.npy")).failed(2, &["one kind"]);
     reduce(&[&a], "sum", &place.path("out.pt")).failed(2, &[".safetensors or .npy"]);
     run([OsString::from("reduce"), a.clone().into_os_string()]).failed(2, &["--op"]);
-    let many = vec![a.as_path(); 1025];
-    reduce(&many, "sum", &output).failed(2, &["at most 1024"]);
+    let many = vec![a.as_path(); 257];
+    reduce(&many, "sum", &output).failed(2, &["at most 256"]);
 }
 
 /// The inputs have no data on disk (they are holes), so that making them is quick; reducing them is not.

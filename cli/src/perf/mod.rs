@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::inputs::{Inputs, Number, nccl_name};
 use crate::names::{Choice, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots};
 use crate::output::OutputFile;
-use crate::ranks::cores_for_ranks;
+use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory};
 use crate::size::{format_size, parse_size};
 use crate::{machine, table};
 use half::{bf16, f16};
@@ -20,8 +20,8 @@ use report::Report;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tutti::plan::{Algorithm, Collective, MAX_RANK_COUNT, Rank};
-use tutti::{Communicator, DType, Options, Reduction};
+use tutti::plan::{Algorithm, Collective, Rank};
+use tutti::{Communicator, DType, Reduction};
 
 /// Measure and check a collective, with the flags and the table of nccl-tests
 #[derive(Debug, clap::Args)]
@@ -233,8 +233,8 @@ impl Sweep {
     fn new(args: &PerfArgs) -> Result<Sweep, Failure> {
         let usage = |text: String| Err(Failure::Usage(text));
         let rank_count = args.ranks.saturating_mul(args.threads);
-        if rank_count == 0 || rank_count > MAX_RANK_COUNT {
-            return usage(format!("-g: expected 1 to {MAX_RANK_COUNT} ranks, got {rank_count}"));
+        if rank_count == 0 || rank_count > RANKS_MAX {
+            return usage(format!("-g: expected 1 to {RANKS_MAX} ranks, got {rank_count}"));
         }
         const MAX_BYTES_DEFAULT: u64 = 32 << 20;
         let max_bytes = args.max_bytes.unwrap_or(MAX_BYTES_DEFAULT.max(args.min_bytes));
@@ -317,8 +317,8 @@ impl Sweep {
         .take_while(move |&size| size <= max_bytes)
     }
 
-    /// Refuses what does not fit the memory, before any of it is taken.
-    fn check_memory(&self) -> Result<(), Failure> {
+    /// The bytes of all buffers. Refuses what does not fit the memory, before any of it is taken.
+    fn check_memory(&self) -> Result<u64, Failure> {
         let needed = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
         let all = needed.saturating_mul(self.rank_count as u64);
         match machine::available_memory_bytes() {
@@ -329,7 +329,7 @@ impl Sweep {
                 format_size(all),
                 format_size(available)
             ))),
-            _ => Ok(()),
+            _ => Ok(all),
         }
     }
 
@@ -345,8 +345,7 @@ impl Sweep {
     }
 
     fn run(&self, args: &PerfArgs, out: &mut dyn Write, report: &mut Report) -> Result<(), Failure> {
-        self.check_memory()?;
-        let mut options = Options::default();
+        let mut options = options_within_memory(self.rank_count, self.check_memory()?);
         options.algorithm = args.algorithm;
         if let Some(timeout_s) = args.timeout_s {
             options.progress_timeout = Duration::from_secs(timeout_s);
@@ -571,9 +570,9 @@ mod tests {
             ("perf -f 0", "2.."),
             ("perf -f 2 -i 8", "cannot be used with"),
             ("perf -b 0", "no factor"),
-            ("perf -g 0", "1 to 1024 ranks"),
-            ("perf -g 100000", "1 to 1024 ranks"),
-            ("perf -t 99999999999 -g 99999999999", "1 to 1024 ranks"),
+            ("perf -g 0", "1 to 256 ranks"),
+            ("perf -g 100000", "1 to 256 ranks"),
+            ("perf -t 99999999999 -g 99999999999", "1 to 256 ranks"),
             ("perf -n 0", "1.."),
             ("perf broadcast -g 4 -r 4", "counted from 0"),
             ("perf -d int8", "half (f16)"),
