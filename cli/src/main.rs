@@ -1,1 +1,73 @@
-fn main() {}
+//! The `tutti` command: measures collectives, reduces files, prints plans and kernels.
+//!
+//! One file holds one command. Everything the commands say about failures is printed here, and the exit code is made here:
+//! 0 when all is well, 1 when data, results or the machine are wrong, 2 when the command line is.
+
+#![forbid(unsafe_code)]
+
+mod failure;
+mod guarded;
+mod inputs;
+mod machine;
+mod names;
+mod output;
+mod perf;
+mod plan;
+mod ptx;
+mod ranks;
+mod reduce;
+mod size;
+mod table;
+mod tensors;
+
+use clap::Parser;
+use failure::Failure;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Collectives as verified plans: measure them, reduce files with them, look into them
+#[derive(Debug, Parser)]
+#[command(name = "tutti", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Perf(Box<perf::PerfArgs>),
+    Reduce(reduce::ReduceArgs),
+    Plan(plan::PlanArgs),
+    Ptx(ptx::PtxArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Perf(args) => perf::run(&args),
+        Command::Reduce(args) => reduce::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Ptx(args) => ptx::run(&args),
+    };
+    match result {
+        Ok(()) | Err(Failure::ReaderGone) => ExitCode::SUCCESS,
+        Err(Failure::Failed(reason)) => {
+            tell("error", &reason);
+            ExitCode::from(1)
+        }
+        Err(Failure::Usage(reason)) => {
+            tell("error", &reason);
+            tell("help", "see tutti --help, or tutti COMMAND --help");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Says what is doubtful but no failure.
+fn warn(text: &str) {
+    tell("warning", text);
+}
+
+/// A line on standard error, as clap writes its own; if nobody reads it, there is nobody to tell.
+fn tell(kind: &str, text: &str) {
+    let _ = writeln!(io::stderr(), "{kind}: {text}");
+}

@@ -1,0 +1,77 @@
+//! What this machine is: its cores, its memory, its name.
+//!
+//! Where the machine does not say (not Linux, no `/proc`), the answer is `None`, never a guess.
+
+use std::fs;
+
+/// The cores that this process may use, by number.
+pub(crate) fn allowed_cores() -> Vec<usize> {
+    #[cfg(target_os = "linux")]
+    if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        return (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
+    }
+    Vec::new()
+}
+
+/// Keeps the calling thread on one core; says whether that worked.
+pub(crate) fn pin_to_core(core: usize) -> bool {
+    #[cfg(target_os = "linux")]
+    if core < rustix::thread::CpuSet::MAX_CPU {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(core);
+        return rustix::thread::sched_setaffinity(None, &set).is_ok();
+    }
+    let _ = core;
+    false
+}
+
+/// Bytes that can still be had without swapping, within this process's control group.
+pub(crate) fn available_memory_bytes() -> Option<u64> {
+    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_available(&text));
+    let limit = control_group_bytes();
+    match (free, limit) {
+        (Some(free), Some(limit)) => Some(free.min(limit)),
+        (free, limit) => free.or(limit),
+    }
+}
+
+fn memory_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the control group leaves: version 2's files, or version 1's.
+fn control_group_bytes() -> Option<u64> {
+    let read = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let [version_2, version_1] = [
+        ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"],
+        ["/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"],
+    ]
+    .map(|[limit, usage]| Some(read(limit)?.saturating_sub(read(usage)?)));
+    version_2.or(version_1)
+}
+
+/// The host's name.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The processor's name.
+pub(crate) fn processor_name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.trim_start().strip_prefix(':'));
+    name.map_or(std::env::consts::ARCH, str::trim).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read_from_meminfo() {
+        let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   23000000 kB\n";
+        assert_eq!(memory_available(text), Some(23_000_000 * 1024));
+        assert_eq!(memory_available("MemAvailable: many kB"), None);
+        assert_eq!(memory_available(""), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! Names on the command line, as nccl-tests and tutti spell them, and what they stand for.
+
+use tutti::plan::{Algorithm, Collective};
+use tutti::{DType, Reduction};
+
+/// Parses `all_reduce` and its like; the root comes separately.
+pub(crate) fn parse_collective(text: &str) -> Result<Collective, String> {
+    text.replace('-', "_").parse().map_err(|_| expected(Collective::ALL.map(Collective::name)))
+}
+
+/// Parses `ring` and its like.
+pub(crate) fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
+    text.replace('-', "_").parse().map_err(|_| expected(Algorithm::ALL.map(Algorithm::name)))
+}
+
+/// Whether the count is that of one rank's block, and the whole is as many blocks as there are ranks.
+pub(crate) fn counts_blocks(collective: Collective) -> bool {
+    matches!(collective, Collective::ReduceScatter | Collective::AllGather)
+}
+
+/// Parses `float`, `f32` and their like.
+pub(crate) fn parse_dtype(text: &str) -> Result<DType, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "float" | "f32" | "float32" => Ok(DType::F32),
+        "half" | "f16" | "float16" => Ok(DType::F16),
+        "bfloat16" | "bf16" => Ok(DType::BF16),
+        _ => Err(expected(["float (f32)", "half (f16)", "bfloat16 (bf16)"])),
+    }
+}
+
+/// Parses a type, or `all`.
+pub(crate) fn parse_dtypes(text: &str) -> Result<Choice<DType>, String> {
+    or_all(text, parse_dtype)
+}
+
+/// Parses `sum` and its like.
+pub(crate) fn parse_reduction(text: &str) -> Result<Reduction, String> {
+    text.parse().map_err(|_| expected(Reduction::ALL.iter().map(|reduction| reduction.name())))
+}
+
+/// Parses a reduction, or `all`.
+pub(crate) fn parse_reductions(text: &str) -> Result<Choice<Reduction>, String> {
+    or_all(text, parse_reduction)
+}
+
+/// Parses a rank, or `all` (nccl-tests writes -1).
+pub(crate) fn parse_roots(text: &str) -> Result<Choice<usize>, String> {
+    if text == "-1" {
+        return Ok(Choice::All);
+    }
+    or_all(text, |text| text.parse().map_err(|_| "expected a rank".to_owned()))
+}
+
+/// One of several, or each of them in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice<T> {
+    One(T),
+    All,
+}
+
+impl<T> Choice<T> {
+    /// The chosen ones out of all.
+    pub(crate) fn among(self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        match self {
+            Choice::One(one) => vec![one],
+            Choice::All => all.into_iter().collect(),
+        }
+    }
+}
+
+fn or_all<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Choice<T>, String> {
+    match text {
+        "all" => Ok(Choice::All),
+        _ => parse(text).map(Choice::One).map_err(|error| format!("{error}, or all")),
+    }
+}
+
+fn expected<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    format!("expected one of {}", names.into_iter().collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_have_the_names_of_nccl_tests_and_those_of_tutti() {
+        for (text, dtype) in [("float", DType::F32), ("f32", DType::F32), ("half", DType::F16), ("bf16", DType::BF16)] {
+            assert_eq!(parse_dtypes(text), Ok(Choice::One(dtype)));
+        }
+        for &dtype in DType::ALL {
+            assert_eq!(parse_dtype(dtype.name()), Ok(dtype));
+        }
+        assert!(parse_dtypes("int8").unwrap_err().contains("or all"));
+    }
+
+    #[test]
+    fn all_stands_for_every_one() {
+        assert_eq!(parse_dtypes("all"), Ok(Choice::All));
+        assert_eq!(parse_roots("all").unwrap().among(0..3), [0, 1, 2]);
+        assert_eq!(parse_roots("-1"), Ok(Choice::All));
+        assert_eq!(parse_roots("2").unwrap().among(0..3), [2]);
+        assert!(parse_roots("-2").is_err());
+        assert_eq!(parse_reductions("avg"), Ok(Choice::One(Reduction::Avg)));
+        assert!(parse_reductions("median").unwrap_err().contains("sum"));
+    }
+
+    #[test]
+    fn collectives_and_algorithms_are_found_by_name() {
+        assert_eq!(parse_collective("reduce-scatter"), Ok(Collective::ReduceScatter));
+        assert_eq!(parse_algorithm("one-shot"), Ok(Algorithm::OneShot));
+        assert!(parse_algorithm("snail").unwrap_err().contains("ring, tree"));
+        assert!(parse_collective("all_scatter").unwrap_err().contains("all_reduce, reduce_scatter"));
+    }
+}

@@ -1,0 +1,597 @@
+//! `tutti perf`: measures a collective at many sizes and checks every result, as nccl-tests does, on ranks that are threads.
+//!
+//! Flags, their meanings and the output are nccl-tests', so that its users and its parsers feel at home. What differs is
+//! said in the help text: sizes suit CPUs, and counts of one rank's block are not rounded to multiples of 16 bytes, so that
+//! odd ones are really tried.
+
+mod measure;
+mod report;
+
+use crate::failure::Failure;
+use crate::inputs::{Inputs, Number, nccl_name};
+use crate::names::{Choice, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots};
+use crate::output::OutputFile;
+use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory};
+use crate::size::{format_size, parse_size};
+use crate::{machine, table};
+use half::{bf16, f16};
+use measure::{Average, Case, Measured, Settings, measure};
+use report::Report;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tutti::plan::{Algorithm, Collective, Rank};
+use tutti::{Communicator, DType, Reduction};
+
+/// Measure and check a collective, with the flags and the table of nccl-tests
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Each rank is a thread of this process. A row's time is the mean over the ranks of calls made back to back; then one call \
+with fresh inputs is checked (see --check): every element on every rank, the input, which an out-of-place call must leave \
+as it was, and guard bands around all buffers. Inputs depend on rank and index and are chosen so that the result is known \
+to the last bit, whatever the order of the reduction.
+
+Unlike nccl-tests, which rounds the per-rank count of reduce_scatter and all_gather down to multiples of 16 bytes, tutti \
+really tries odd counts. \"Out of bounds values\" counts everything that is wrong: guard elements that were overwritten, \
+and all of #wrong.
+
+With NCCL_TESTS_MIN_BW set, an average bus bandwidth below 0.9 times that many GB/s is a failure.
+
+Examples:
+  tutti perf all_reduce -g 4
+  tutti perf reduce_scatter -g 3 -b 1K -e 1M -f 2 -d all -o all
+  tutti perf broadcast -g 8 -b 1M -e 1M -r all -J result.json
+
+Exit code: 0 if all results are right, 1 if anything is wrong, 2 for a wrong command line.")]
+pub(crate) struct PerfArgs {
+    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce or barrier
+    #[arg(default_value = "all_reduce", value_parser = parse_collective)]
+    collective: Collective,
+
+    /// Threads, as nccl-tests counts them: the number of ranks is this times -g
+    #[arg(short = 't', long = "nthreads", value_name = "N", default_value_t = 1)]
+    threads: usize,
+
+    /// Number of ranks
+    #[arg(short = 'g', long = "ranks", alias = "ngpus", value_name = "N", default_value_t = 2)]
+    ranks: usize,
+
+    /// Smallest size in bytes, with an optional unit K, M or G
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
+    min_bytes: u64,
+
+    /// Largest size in bytes [default: 32M, or the smallest size where that is larger]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = parse_size)]
+    max_bytes: Option<u64>,
+
+    /// Bytes to add from one size to the next
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size, conflicts_with = "step_factor")]
+    step_bytes: Option<u64>,
+
+    /// Factor from one size to the next [default: 4, unless -i is given]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    step_factor: Option<u64>,
+
+    /// Timed iterations
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    iterations: u64,
+
+    /// Iterations before those that are timed
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1)]
+    warmup_iterations: u64,
+
+    /// Checked iterations; 0 checks nothing
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
+    checks: u64,
+
+    /// Element type: float (f32), half (f16), bfloat16 (bf16) or all
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtypes)]
+    dtypes: Choice<DType>,
+
+    /// Reduction: sum, prod, min, max, avg or all
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = parse_reductions)]
+    reductions: Choice<Reduction>,
+
+    /// Root rank, or all
+    #[arg(short = 'r', long = "root", value_name = "RANK", default_value = "0", value_parser = parse_roots,
+          allow_negative_numbers = true)]
+    roots: Choice<usize>,
+
+    /// How often the whole table is measured; 0 is for ever
+    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1)]
+    cycles: u64,
+
+    /// Which time to show: 0 rank 0's, 1 the mean, 2 the minimum, 3 the maximum over the ranks
+    #[arg(short = 'a', long = "average", value_name = "0-3", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(0..=3))]
+    average: u8,
+
+    /// 1 times each iteration for itself and shows the spread
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    per_iteration: u8,
+
+    /// Leading iterations that the spread leaves out (with -I 1)
+    #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0)]
+    per_iteration_skip: u64,
+
+    /// Elements by which all buffers are moved off their alignment
+    #[arg(short = 'u', long = "unalign", value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u16).range(0..=4096))]
+    unalign: u16,
+
+    /// 1 ends each row with the time of day (UTC)
+    #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    timestamps: u8,
+
+    /// 1 reports the memory that the communicators hold
+    #[arg(short = 'M', long = "memory", value_name = "0/1", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    memory: u8,
+
+    /// Seconds without progress after which a call fails [default: 30, and 600 for a rank that does not come]
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    timeout_s: Option<u64>,
+
+    /// Write everything as JSON too, to a name in .json or, with -, to standard output (then the table goes to standard error)
+    #[arg(short = 'J', long = "output_file", alias = "output-file", value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Algorithm, such as ring, tree or direct [default: chosen by size and number of ranks]
+    #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
+    algorithm: Option<Algorithm>,
+
+    /// Leave the ranks' threads to the scheduler; otherwise, where there are enough cores, rank r keeps to the r-th
+    #[arg(long)]
+    no_pin: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
+    let sweep = Sweep::new(args)?;
+    let json = args.json.as_deref().map(Json::open).transpose()?;
+    // Standard output belongs to the JSON if that is where it goes.
+    let mut out: Box<dyn Write> = match json {
+        Some(Json::StandardOutput) => Box::new(io::stderr()),
+        _ => Box::new(io::stdout()),
+    };
+    if let (Some(Json::File(_)), Some(path)) = (&json, &args.json) {
+        writeln!(out, "# Writing JSON output to {}", path.display()).map_err(Failure::output)?;
+    }
+    let mut report = Report::new(args, &sweep);
+    let result = sweep.run(args, &mut *out, &mut report);
+    if let Err(Failure::Failed(reason)) = &result {
+        report.errors.push(reason.clone());
+    }
+    if let Some(json) = json {
+        json.write(report)?;
+    }
+    result
+}
+
+/// Where the JSON goes.
+enum Json {
+    StandardOutput,
+    File(OutputFile),
+}
+
+impl Json {
+    fn open(path: &std::path::Path) -> Result<Json, Failure> {
+        if path.as_os_str() == "-" {
+            return Ok(Json::StandardOutput);
+        }
+        if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("json")) {
+            return Err(Failure::Usage(format!("-J {}: expected a name in .json, or -", path.display())));
+        }
+        OutputFile::create(path).map(Json::File)
+    }
+
+    fn write(self, mut report: Report) -> Result<(), Failure> {
+        report.end_time = Some(now());
+        let failed = |error: serde_json::Error| Failure::Failed(format!("cannot write JSON: {error}"));
+        let mut text = serde_json::to_vec_pretty(&report).map_err(failed)?;
+        text.push(b'\n');
+        match self {
+            Json::StandardOutput => io::stdout().lock().write_all(&text).map_err(Failure::output),
+            Json::File(file) => {
+                file.file().write_all(&text).map_err(|error| file.failed(&error))?;
+                file.finish()
+            }
+        }
+    }
+}
+
+/// The time of day, in UTC.
+fn now() -> String {
+    table::format_time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+}
+
+/// The sizes, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Bytes(u64),
+    Factor(u64),
+}
+
+/// The command line, checked: what is measured, and how.
+struct Sweep {
+    program: String,
+    rank_count: usize,
+    min_bytes: u64,
+    max_bytes: u64,
+    step: Step,
+    dtypes: Vec<DType>,
+    reductions: Vec<Option<Reduction>>,
+    collectives: Vec<Collective>,
+    settings: Settings,
+    minimum_gb_s: Option<f64>,
+}
+
+impl Sweep {
+    fn new(args: &PerfArgs) -> Result<Sweep, Failure> {
+        let usage = |text: String| Err(Failure::Usage(text));
+        let rank_count = args.ranks.saturating_mul(args.threads);
+        if rank_count == 0 || rank_count > RANKS_MAX {
+            return usage(format!("-g: expected 1 to {RANKS_MAX} ranks, got {rank_count}"));
+        }
+        const MAX_BYTES_DEFAULT: u64 = 32 << 20;
+        let max_bytes = args.max_bytes.unwrap_or(MAX_BYTES_DEFAULT.max(args.min_bytes));
+        if args.min_bytes > max_bytes {
+            return usage(format!("-b {} is larger than -e {max_bytes}", args.min_bytes));
+        }
+        let step = match (args.step_bytes, args.step_factor) {
+            (Some(0), _) => return usage("-i: expected at least one byte, got 0".to_owned()),
+            (Some(bytes), _) => Step::Bytes(bytes),
+            (None, factor) => Step::Factor(factor.unwrap_or(4)),
+        };
+        if args.min_bytes == 0 && max_bytes > 0 && matches!(step, Step::Factor(_)) {
+            return usage("-b 0 goes with -i or with -e 0: no factor leads on from a size of 0".to_owned());
+        }
+        let skip = args.per_iteration_skip;
+        if skip > 0 && (args.per_iteration == 0 || skip >= args.iterations) {
+            return usage(format!("-K {skip}: expected -I 1 and fewer than the {} iterations", args.iterations));
+        }
+        let collective = args.collective;
+        let reductions = match collective.reduces() {
+            true => args.reductions.among(Reduction::ALL.iter().copied()).into_iter().map(Some).collect(),
+            false => vec![None],
+        };
+        let collectives = match collective.root() {
+            Some(_) => {
+                let roots = args.roots.among(0..rank_count);
+                if let Some(root) = roots.iter().find(|&&root| root >= rank_count) {
+                    return usage(format!("-r {root}: there are {rank_count} ranks, counted from 0"));
+                }
+                roots.into_iter().map(|root| collective.with_root(Rank(root as u32))).collect()
+            }
+            None => vec![collective],
+        };
+        if let Some(algorithm) = args.algorithm
+            && !algorithm.offers(collective)
+        {
+            let offered: Vec<&str> = collective.algorithms().map(Algorithm::name).collect();
+            return usage(format!(
+                "--algorithm {algorithm}: {} is offered by {}",
+                collective.name(),
+                offered.join(", ")
+            ));
+        }
+        let is_barrier = collective == Collective::Barrier;
+        let dtypes = if is_barrier { vec![DType::F32] } else { args.dtypes.among(DType::ALL.iter().copied()) };
+        let minimum_gb_s = std::env::var("NCCL_TESTS_MIN_BW").ok().and_then(|text| text.trim().parse().ok());
+        Ok(Sweep {
+            program: format!("{}_perf", collective.name()),
+            rank_count,
+            min_bytes: if is_barrier { 0 } else { args.min_bytes },
+            max_bytes: if is_barrier { 0 } else { max_bytes },
+            step,
+            dtypes,
+            reductions,
+            collectives,
+            settings: Settings {
+                iterations: args.iterations,
+                warmup_iterations: args.warmup_iterations,
+                checks: args.checks,
+                unalign: usize::from(args.unalign),
+                average: match args.average {
+                    0 => Average::Rank0,
+                    1 => Average::Mean,
+                    2 => Average::Min,
+                    _ => Average::Max,
+                },
+                per_iteration_skip: (args.per_iteration == 1).then_some(skip as usize),
+            },
+            minimum_gb_s,
+        })
+    }
+
+    fn sizes(&self) -> impl Iterator<Item = u64> + use<> {
+        let (step, max_bytes) = (self.step, self.max_bytes);
+        std::iter::successors(Some(self.min_bytes), move |&size| match step {
+            Step::Bytes(bytes) => size.checked_add(bytes),
+            Step::Factor(factor) if size > 0 => size.checked_mul(factor),
+            Step::Factor(_) => None,
+        })
+        .take_while(move |&size| size <= max_bytes)
+    }
+
+    /// The bytes of all buffers. Refuses what does not fit the memory, before any of it is taken.
+    fn check_memory(&self) -> Result<u64, Failure> {
+        let needed = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
+        let all = needed.saturating_mul(self.rank_count as u64);
+        match machine::available_memory_bytes() {
+            Some(available) if all > available => Err(Failure::Failed(format!(
+                "the buffers of {} ranks with {} each need {}, and {} are available: choose a smaller -e or -g",
+                self.rank_count,
+                format_size(needed),
+                format_size(all),
+                format_size(available)
+            ))),
+            _ => Ok(all),
+        }
+    }
+
+    fn rank_bytes(&self, dtype: DType) -> u64 {
+        let case = Case::of_size(self.collectives[0], None, self.rank_count, self.max_bytes, dtype.bytes());
+        let unalign = self.settings.unalign;
+        let bytes = match dtype {
+            DType::F16 => case.rank_bytes::<f16>(unalign),
+            DType::BF16 => case.rank_bytes::<bf16>(unalign),
+            _ => case.rank_bytes::<f32>(unalign),
+        };
+        bytes as u64
+    }
+
+    fn run(&self, args: &PerfArgs, out: &mut dyn Write, report: &mut Report) -> Result<(), Failure> {
+        let mut options = options_within_memory(self.rank_count, self.check_memory()?);
+        options.algorithm = args.algorithm;
+        if let Some(timeout_s) = args.timeout_s {
+            options.progress_timeout = Duration::from_secs(timeout_s);
+            options.arrival_timeout = Duration::from_secs(timeout_s);
+        }
+        let communicators = tutti::local_with(self.rank_count, options)?;
+        let cores = cores_for_ranks(self.rank_count, !args.no_pin);
+        let mut table = Table { out, report, sweep: self, timestamps: args.timestamps == 1, bus_gb_s: Vec::new() };
+        table.head(&cores)?;
+        for &dtype in &self.dtypes {
+            match dtype {
+                DType::F32 => table.rows::<f32>(args, &communicators, &cores)?,
+                DType::F16 => table.rows::<f16>(args, &communicators, &cores)?,
+                DType::BF16 => table.rows::<bf16>(args, &communicators, &cores)?,
+                other => return Err(Failure::Failed(format!("{other} is not measured yet"))),
+            }
+        }
+        if args.memory == 1 {
+            table.memory(&communicators)?;
+        }
+        table.foot()
+    }
+}
+
+/// The table as it is printed and reported.
+struct Table<'a> {
+    out: &'a mut dyn Write,
+    report: &'a mut Report,
+    sweep: &'a Sweep,
+    timestamps: bool,
+    /// Of every half row.
+    bus_gb_s: Vec<f64>,
+}
+
+impl Table<'_> {
+    fn print(&mut self, text: &str) -> Result<(), Failure> {
+        self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(Failure::output)
+    }
+
+    fn head(&mut self, cores: &[Option<usize>]) -> Result<(), Failure> {
+        let Sweep { rank_count, min_bytes, max_bytes, settings, .. } = self.sweep;
+        let (step, kind) = match self.sweep.step {
+            Step::Bytes(bytes) => (bytes, "bytes"),
+            Step::Factor(factor) => (factor, "factor"),
+        };
+        let Settings { warmup_iterations, iterations, checks, unalign, per_iteration_skip, .. } = settings;
+        let mut text = format!(
+            "# tutti version {}\n# Collective test starting: {}\n\
+             # nThread 1 nGpus {rank_count} minBytes {min_bytes} maxBytes {max_bytes} step: {step}({kind}) \
+             warmup iters: {warmup_iterations} iters: {iterations} agg iters: 1 validation: {checks} graph: 0 \
+             unalign: {unalign}\n#\n# Using devices\n",
+            env!("CARGO_PKG_VERSION"),
+            self.sweep.program,
+        );
+        let (host, processor) = (machine::host_name(), machine::processor_name());
+        for (rank, core) in cores.iter().enumerate() {
+            let (core, pinned) = core.map_or((-1, "not pinned"), |core| (core as i64, "pinned"));
+            text += &format!(
+                "#  Rank {rank:2} Group  0 Pid {:6} on {host:>10} device {core:2} [cpu] {processor}, {pinned}\n",
+                std::process::id()
+            );
+            self.report.config.devices.push(report::Device {
+                rank,
+                group: 0,
+                pid: std::process::id(),
+                hostname: host.clone(),
+                device: core,
+                device_hex: "cpu".to_owned(),
+                device_info: format!("{processor}, {pinned}"),
+            });
+        }
+        text += &table::header(per_iteration_skip.is_some(), self.timestamps);
+        self.print(&text)
+    }
+
+    /// All rows of one type.
+    fn rows<T: Number>(
+        &mut self,
+        args: &PerfArgs,
+        communicators: &[Communicator],
+        cores: &[Option<usize>],
+    ) -> Result<(), Failure> {
+        let sweep = self.sweep;
+        for &reduction in &sweep.reductions {
+            let inputs = Inputs::<T>::new(reduction, sweep.rank_count);
+            for &collective in &sweep.collectives {
+                let mut cycle = 0;
+                while args.cycles == 0 || cycle < args.cycles {
+                    cycle += 1;
+                    for size in sweep.sizes() {
+                        let case = Case::of_size(collective, reduction, sweep.rank_count, size, size_of::<T>());
+                        self.row(&case, &inputs, communicators, cores)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn row<T: Number>(
+        &mut self,
+        case: &Case,
+        inputs: &Inputs<T>,
+        communicators: &[Communicator],
+        cores: &[Option<usize>],
+    ) -> Result<(), Failure> {
+        let size = case.elements() as u64 * size_of::<T>() as u64;
+        let dtype = if case.collective == Collective::Barrier { "none" } else { nccl_name(T::DTYPE) };
+        let reduction = case.reduction.map_or("none", Reduction::name);
+        let root = case.collective.root().map_or(-1, |root| i64::from(root.0));
+        self.print(&table::row_start(size, case.count as u64, dtype, reduction, root))?;
+        let mut measure = |in_place| -> Result<Measured, Failure> {
+            match measure(communicators, cores, case, inputs, &self.sweep.settings, in_place) {
+                Ok(measured) => {
+                    self.print(&table::row_half(&measured.half))?;
+                    self.bus_gb_s.push(measured.half.bus_gb_s);
+                    Ok(measured)
+                }
+                Err(failure) => {
+                    self.print("\n")?;
+                    Err(failure)
+                }
+            }
+        };
+        let (out_of_place, in_place) = (measure(false)?, measure(true)?);
+        let stamp = if self.timestamps { format!("{:>21}\n", now()) } else { "\n".to_owned() };
+        self.print(&stamp)?;
+        for measured in [&out_of_place, &in_place] {
+            self.report.overwritten += measured.overwritten;
+            self.report.wrong += measured.half.wrong.unwrap_or(0);
+        }
+        self.report.results.push(report::Row {
+            size,
+            count: case.count as u64,
+            dtype,
+            redop: reduction,
+            root,
+            out_of_place: (&out_of_place.half).into(),
+            in_place: (&in_place.half).into(),
+            out_of_place_per_iter: report::PerIteration::of(&out_of_place, &self.sweep.settings),
+            in_place_per_iter: report::PerIteration::of(&in_place, &self.sweep.settings),
+            actual_iterations: self.sweep.settings.iterations,
+        });
+        Ok(())
+    }
+
+    fn memory(&mut self, communicators: &[Communicator]) -> Result<(), Failure> {
+        for communicator in communicators {
+            let report = communicator.memory().to_string();
+            let report: Vec<&str> = report.lines().map(str::trim).collect();
+            self.print(&format!("# Memory of rank {:<6} : {}\n", communicator.rank(), report.join("; ")))?;
+        }
+        Ok(())
+    }
+
+    fn foot(&mut self) -> Result<(), Failure> {
+        let average_gb_s = self.bus_gb_s.iter().sum::<f64>() / self.bus_gb_s.len().max(1) as f64;
+        let (wrong, overwritten) = (self.report.wrong, self.report.overwritten);
+        let minimum_gb_s = self.sweep.minimum_gb_s;
+        self.report.finish(average_gb_s, minimum_gb_s);
+        self.print(&table::footer(&self.sweep.program, wrong + overwritten, average_gb_s, minimum_gb_s))?;
+        let mut failures = Vec::new();
+        if wrong > 0 {
+            failures.push(format!("{wrong} elements are wrong"));
+        }
+        if overwritten > 0 {
+            failures.push(format!("{overwritten} elements outside of the buffers were overwritten"));
+        }
+        if let Some(minimum) = minimum_gb_s
+            && !table::bandwidth_is_good(average_gb_s, minimum)
+        {
+            failures.push(format!(
+                "the average bus bandwidth is {} GB/s, below 0.9 times NCCL_TESTS_MIN_BW={minimum}",
+                table::format_general(average_gb_s)
+            ));
+        }
+        if failures.is_empty() { Ok(()) } else { Err(Failure::Failed(failures.join("; "))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: PerfArgs,
+    }
+
+    fn sweep(line: &str) -> Result<Sweep, String> {
+        let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
+        match Sweep::new(&cli.args) {
+            Ok(sweep) => Ok(sweep),
+            Err(Failure::Usage(reason)) => Err(reason),
+            Err(other) => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn sizes_grow_by_a_factor_or_by_bytes() {
+        let sizes = |line: &str| sweep(line).unwrap().sizes().collect::<Vec<_>>();
+        assert_eq!(sizes("perf -b 8 -e 64 -f 2"), [8, 16, 32, 64]);
+        assert_eq!(sizes("perf -b 8 -e 100"), [8, 32]);
+        assert_eq!(sizes("perf -b 0 -e 12 -i 4"), [0, 4, 8, 12]);
+        assert_eq!(sizes("perf -b 0 -e 0"), [0]);
+        assert_eq!(sizes("perf -b 64M"), [64 << 20]);
+        assert_eq!(sizes("perf -b 5 -e 5 -f 18446744073709551615"), [5]);
+        assert_eq!(sizes("perf").len(), 12);
+        assert_eq!(sizes("perf barrier -b 8 -e 64"), [0]);
+    }
+
+    #[test]
+    fn command_lines_that_ask_for_nonsense_are_refused_with_a_reason() {
+        for (line, reason) in [
+            ("perf -b 1E", "K, M, G or T"),
+            ("perf -b 100000000T", "too large"),
+            ("perf -b 16 -e 8", "larger than -e"),
+            ("perf -i 0", "at least one byte"),
+            ("perf -f 1", "2.."),
+            ("perf -f 0", "2.."),
+            ("perf -f 2 -i 8", "cannot be used with"),
+            ("perf -b 0", "no factor"),
+            ("perf -g 0", "1 to 256 ranks"),
+            ("perf -g 100000", "1 to 256 ranks"),
+            ("perf -t 99999999999 -g 99999999999", "1 to 256 ranks"),
+            ("perf -n 0", "1.."),
+            ("perf broadcast -g 4 -r 4", "counted from 0"),
+            ("perf -d int8", "half (f16)"),
+            ("perf -o median", "sum, prod"),
+            ("perf --algorithm chain", "all_reduce is offered by ring"),
+            ("perf all_to_all", "all_reduce, reduce_scatter"),
+            ("perf -K 1", "-I 1"),
+            ("perf -I 1 -n 5 -K 5", "fewer than the 5"),
+        ] {
+            let error = sweep(line).err().unwrap_or_else(|| panic!("{line} was taken"));
+            assert!(error.contains(reason), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_means_every_type_reduction_and_root() {
+        let all = sweep("perf reduce -g 3 -d all -o all -r all").unwrap();
+        assert_eq!((all.dtypes.len(), all.reductions.len(), all.collectives.len()), (3, 5, 3));
+        let minus_one = sweep("perf broadcast -g 3 -r -1 -o all").unwrap();
+        assert_eq!((minus_one.reductions.len(), minus_one.collectives.len()), (1, 3));
+    }
+}

@@ -1,0 +1,153 @@
+//! Files of tensors: what is in them and where, and whether several of them hold the same tensors.
+//!
+//! Only headers are read here, and nothing that a header says is believed before it is compared with the file's length: no
+//! allocation and no offset comes from an unchecked number. Data is read by whoever reduces it, at the offsets given here.
+
+mod npy;
+mod safetensors;
+
+use crate::failure::Failure;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use tutti::DType;
+
+#[cfg(target_endian = "big")]
+compile_error!("both formats hold little-endian numbers, which are read here as they are");
+
+/// The two formats, told apart by the file's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    SafeTensors,
+    Npy,
+}
+
+impl Format {
+    /// The format that a name ends in.
+    pub(crate) fn of(path: &Path) -> Result<Format, Failure> {
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        match extension.as_str() {
+            "safetensors" => Ok(Format::SafeTensors),
+            "npy" => Ok(Format::Npy),
+            _ => Err(Failure::Usage(format!("{}: expected a name in .safetensors or .npy", path.display()))),
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::SafeTensors => ".safetensors",
+            Format::Npy => ".npy",
+        })
+    }
+}
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
+    /// From the start of the file.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Everything before a file's data.
+#[derive(Debug)]
+pub(crate) struct Header {
+    /// As it is in the file: an output that holds the same tensors begins with the same bytes.
+    pub(crate) raw: Vec<u8>,
+    /// In the order of the data.
+    pub(crate) tensors: Vec<Tensor>,
+    /// What the file says about itself.
+    pub(crate) metadata: BTreeMap<String, String>,
+}
+
+/// A file whose header has been read and checked.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) header: Header,
+}
+
+impl TensorFile {
+    /// Opens a file and reads its header; the file is as long as its header says, or this is an error.
+    pub(crate) fn open(path: &Path) -> Result<TensorFile, Failure> {
+        let format = Format::of(path)?;
+        let cannot = |error| Failure::file("read", path, &error);
+        let metadata = std::fs::metadata(path).map_err(cannot)?;
+        if !metadata.is_file() {
+            let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
+            return Err(Failure::Failed(format!("{} is {what}", path.display())));
+        }
+        let mut file = File::open(path).map_err(cannot)?;
+        let bytes = file.metadata().map_err(cannot)?.len();
+        let header = match format {
+            Format::SafeTensors => safetensors::read_header(&mut file, bytes),
+            Format::Npy => npy::read_header(&mut file, bytes),
+        };
+        let header = header.map_err(|reason| Failure::Failed(format!("{}: {reason}", path.display())))?;
+        Ok(TensorFile { path: path.to_owned(), file, header })
+    }
+}
+
+/// Says how a file differs from the first one, if it does: every tensor that is not the same in both.
+pub(crate) fn differences(first: &TensorFile, other: &TensorFile) -> Vec<String> {
+    let by_name = |file: &TensorFile| -> HashMap<String, String> {
+        let describe = |tensor: &Tensor| (tensor.name.clone(), format!("{} {:?}", tensor.dtype, tensor.shape));
+        file.header.tensors.iter().map(describe).collect()
+    };
+    let (in_first, in_other) = (by_name(first), by_name(other));
+    let (first_path, other_path) = (first.path.display(), other.path.display());
+    let mut differences = Vec::new();
+    for tensor in &first.header.tensors {
+        let expected = &in_first[&tensor.name];
+        match in_other.get(&tensor.name) {
+            Some(got) if got == expected => {}
+            Some(got) => differences
+                .push(format!("tensor `{}`: {first_path} has {expected}, {other_path} has {got}", tensor.name)),
+            None => differences
+                .push(format!("tensor `{}`: {first_path} has {expected}, {other_path} does not have it", tensor.name)),
+        }
+    }
+    for tensor in &other.header.tensors {
+        if !in_first.contains_key(&tensor.name) {
+            let got = &in_other[&tensor.name];
+            differences
+                .push(format!("tensor `{}`: {first_path} does not have it, {other_path} has {got}", tensor.name));
+        }
+    }
+    differences
+}
+
+/// Bytes of a tensor, if they fit 64 bits.
+fn tensor_bytes(shape: &[u64], element_bytes: u64) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(element_bytes, |bytes, &extent| bytes.checked_mul(extent))
+}
+
+/// Reads exactly `bytes` more, which the caller has compared with the file's length.
+fn read_more(source: &mut impl Read, bytes: u64, into: &mut Vec<u8>) -> Result<(), String> {
+    let read = source.by_ref().take(bytes).read_to_end(into).map_err(|error: io::Error| error.to_string())?;
+    if read as u64 == bytes { Ok(()) } else { Err(format!("truncated: {read} of {bytes} bytes of the header are there")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensor_sizes_that_do_not_fit_are_none() {
+        assert_eq!(tensor_bytes(&[], 4), Some(4));
+        assert_eq!(tensor_bytes(&[2, 3], 2), Some(12));
+        assert_eq!(tensor_bytes(&[u64::MAX, u64::MAX, 0], 4), Some(0));
+        assert_eq!(tensor_bytes(&[1 << 62, 1 << 62], 4), None);
+    }
+}

@@ -1,0 +1,315 @@
+//! The header of a `.npy` file, versions 1 to 3: magic, version, length, and a Python dictionary of three entries.
+//! (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>)
+//!
+//! The dictionary is read by a small parser of its own for just the literals that NumPy writes; nothing in it is nested
+//! without bound.
+
+use super::{Header, Tensor, read_more, tensor_bytes};
+use std::collections::BTreeMap;
+use std::io::Read;
+use tutti::DType;
+
+/// What a `.npy` file begins with.
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// NumPy itself refuses to evaluate dictionaries of more than 10000 bytes; this leaves room.
+const DICTIONARY_BYTES_MAX: u64 = 1 << 20;
+
+/// What the only tensor of a file is called in messages.
+const NAME: &str = "array";
+
+/// Reads and checks the header of a file of `file_bytes`.
+pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Header, String> {
+    let mut raw = Vec::new();
+    read_more(source, 8, &mut raw).map_err(|_| "truncated: not even a whole npy header is there".to_owned())?;
+    if !raw.starts_with(MAGIC) {
+        return Err("not an npy file: it does not begin with \\x93NUMPY".to_owned());
+    }
+    let (major, minor) = (raw[6], raw[7]);
+    let length_bytes = match (major, minor) {
+        (1, 0) => 2,
+        (2 | 3, 0) => 4,
+        _ => return Err(format!("npy version {major}.{minor}: expected 1.0, 2.0 or 3.0")),
+    };
+    read_more(source, length_bytes, &mut raw)?;
+    let length = raw[8..].iter().rev().fold(0_u64, |length, &byte| length << 8 | u64::from(byte));
+    if length > DICTIONARY_BYTES_MAX {
+        return Err(format!("the header would be {length} bytes long, more than the limit of {DICTIONARY_BYTES_MAX}"));
+    }
+    let dictionary_start = raw.len();
+    let data_start = dictionary_start as u64 + length;
+    if data_start > file_bytes {
+        return Err(format!("truncated: the header is {length} bytes long, and the file only {file_bytes}"));
+    }
+    read_more(source, length, &mut raw)?;
+    let array = Literals { rest: &raw[dictionary_start..] }.dictionary()?;
+    let dtype = dtype(&array.descr)?;
+    if array.fortran_order {
+        return Err("Fortran order is not supported: save the array with numpy.ascontiguousarray".to_owned());
+    }
+    let present = file_bytes - data_start;
+    match tensor_bytes(&array.shape, dtype.bytes() as u64) {
+        Some(bytes) if bytes == present => {}
+        Some(bytes) => {
+            let what = if bytes > present { "truncated" } else { "trailing bytes" };
+            return Err(format!("{what}: {dtype} {:?} is {bytes} bytes, and the file holds {present}", array.shape));
+        }
+        None => return Err(format!("the shape {:?} is too large", array.shape)),
+    }
+    let tensor = Tensor { name: NAME.to_owned(), dtype, shape: array.shape, offset: data_start, bytes: present };
+    Ok(Header { raw, tensors: vec![tensor], metadata: BTreeMap::new() })
+}
+
+fn dtype(descr: &str) -> Result<DType, String> {
+    let reason = match descr {
+        "<f4" => return Ok(DType::F32),
+        "<f2" => return Ok(DType::F16),
+        ">f4" | ">f2" => "big-endian numbers are not supported",
+        "|O" | "O" => "Python objects are not supported",
+        "<V2" | "|V2" | "V2" => "npy has no bfloat16 (use .safetensors)",
+        _ => "only float32 (<f4) and float16 (<f2) can be reduced",
+    };
+    Err(format!("the array's type is '{descr}': {reason}"))
+}
+
+/// What the dictionary says.
+#[derive(Debug, PartialEq)]
+struct Array {
+    descr: String,
+    fortran_order: bool,
+    shape: Vec<u64>,
+}
+
+/// A parser of the few Python literals that a header is made of.
+struct Literals<'a> {
+    rest: &'a [u8],
+}
+
+impl Literals<'_> {
+    fn dictionary(mut self) -> Result<Array, String> {
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        self.expect(b'{')?;
+        while !self.take(b'}') {
+            let key = self.string()?;
+            self.expect(b':')?;
+            let twice = match key.as_str() {
+                "descr" => descr.replace(self.descr()?).is_some(),
+                "fortran_order" => fortran_order.replace(self.boolean()?).is_some(),
+                "shape" => shape.replace(self.tuple()?).is_some(),
+                _ => return Err(format!("the header has an entry '{key}' that no npy file has")),
+            };
+            if twice {
+                return Err(format!("the header has two entries '{key}'"));
+            }
+            if !self.take(b',') {
+                self.expect(b'}')?;
+                break;
+            }
+        }
+        self.skip_blanks();
+        if !self.rest.is_empty() {
+            return Err("the header goes on after its dictionary".to_owned());
+        }
+        let missing = |key| format!("the header has no entry '{key}'");
+        Ok(Array {
+            descr: descr.ok_or_else(|| missing("descr"))?,
+            fortran_order: fortran_order.ok_or_else(|| missing("fortran_order"))?,
+            shape: shape.ok_or_else(|| missing("shape"))?,
+        })
+    }
+
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_ascii_start();
+    }
+
+    /// Takes a punctuation mark if it is next.
+    fn take(&mut self, mark: u8) -> bool {
+        self.skip_blanks();
+        match self.rest.split_first() {
+            Some((&first, rest)) if first == mark => {
+                self.rest = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn expect(&mut self, mark: u8) -> Result<(), String> {
+        if self.take(mark) { Ok(()) } else { Err(self.unexpected(&format!("'{}'", mark as char))) }
+    }
+
+    fn unexpected(&self, expected: &str) -> String {
+        let found = String::from_utf8_lossy(&self.rest[..self.rest.len().min(20)]);
+        format!("the header is not a Python dictionary as NumPy writes it: expected {expected}, found {found:?}")
+    }
+
+    fn descr(&mut self) -> Result<String, String> {
+        self.skip_blanks();
+        if self.rest.starts_with(b"[") {
+            return Err("structured types are not supported: only float32 (<f4) and float16 (<f2) can be reduced".to_owned());
+        }
+        self.string()
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        self.skip_blanks();
+        let quote = match self.rest.first() {
+            Some(&quote @ (b'\'' | b'"')) => quote,
+            _ => return Err(self.unexpected("a string")),
+        };
+        let body = &self.rest[1..];
+        let end = body.iter().position(|&byte| byte == quote || byte == b'\\');
+        match end {
+            Some(end) if body[end] == quote => {
+                self.rest = &body[end + 1..];
+                Ok(String::from_utf8_lossy(&body[..end]).into_owned())
+            }
+            _ => Err(self.unexpected("a string")),
+        }
+    }
+
+    fn boolean(&mut self) -> Result<bool, String> {
+        self.skip_blanks();
+        for (word, value) in [("True", true), ("False", false)] {
+            if let Some(rest) = self.rest.strip_prefix(word.as_bytes()) {
+                self.rest = rest;
+                return Ok(value);
+            }
+        }
+        Err(self.unexpected("True or False"))
+    }
+
+    fn tuple(&mut self) -> Result<Vec<u64>, String> {
+        let mut values = Vec::new();
+        self.expect(b'(')?;
+        while !self.take(b')') {
+            values.push(self.integer()?);
+            if !self.take(b',') {
+                self.expect(b')')?;
+                break;
+            }
+        }
+        Ok(values)
+    }
+
+    fn integer(&mut self) -> Result<u64, String> {
+        self.skip_blanks();
+        let digits = self.rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (text, rest) = self.rest.split_at(digits);
+        let value = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+        let value = value.ok_or_else(|| self.unexpected("an extent below 2^64"))?;
+        // Python 2 wrote long integers with an L.
+        self.rest = rest.strip_prefix(b"L").unwrap_or(rest);
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn file(version: u8, dictionary: &str, data_bytes: usize) -> Vec<u8> {
+        let mut file = MAGIC.to_vec();
+        file.extend([version, 0]);
+        match version {
+            1 => file.extend((dictionary.len() as u16).to_le_bytes()),
+            _ => file.extend((dictionary.len() as u32).to_le_bytes()),
+        }
+        file.extend(dictionary.as_bytes());
+        file.resize(file.len() + data_bytes, 7);
+        file
+    }
+
+    fn read(file: &[u8]) -> Result<Header, String> {
+        read_header(&mut &file[..], file.len() as u64)
+    }
+
+    #[test]
+    fn headers_of_every_version_are_read() {
+        for (dictionary, shape, data_bytes) in [
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }          \n", &[2, 3][..], 24),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (), }\n", &[], 4),
+            ("{\"shape\":(5L,),\"descr\":\"<f4\",\"fortran_order\":False}", &[5], 20),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 7), }\n", &[0, 7], 0),
+        ] {
+            for version in 1..=3 {
+                let file = file(version, dictionary, data_bytes);
+                let header = read(&file).unwrap();
+                let [tensor] = &header.tensors[..] else { panic!("one tensor") };
+                assert_eq!((tensor.dtype, &tensor.shape[..]), (DType::F32, shape));
+                assert_eq!((tensor.offset, tensor.bytes), ((file.len() - data_bytes) as u64, data_bytes as u64));
+                assert_eq!(header.raw, file[..file.len() - data_bytes]);
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_headers_are_refused_with_a_reason() {
+        let descr = |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}\n");
+        for (dictionary, data_bytes, reason) in [
+            (descr("'<f4'"), 7, "truncated"),
+            (descr("'<f4'"), 9, "trailing"),
+            (descr("'>f4'"), 8, "big-endian"),
+            (descr("'|O'"), 8, "objects"),
+            (descr("'<V2'"), 4, "bfloat16"),
+            (descr("'<f8'"), 16, "'<f8': only float32"),
+            (descr("[('a', '<f4')]"), 8, "structured"),
+            (descr("'<f4"), 8, "expected"),
+            (descr("'<f4', 'descr': '<f4'"), 8, "two entries 'descr'"),
+            (descr("'<f4', 'more': 1"), 8, "'more'"),
+            ("{'descr': '<f4', 'fortran_order': True, 'shape': (2,), }".to_owned(), 8, "Fortran"),
+            ("{'descr': '<f4', 'fortran_order': None, 'shape': (2,), }".to_owned(), 8, "True or False"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }".to_owned(), 8, "extent"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }".to_owned(), 8, "extent"),
+            (
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999,9), }".to_owned(),
+                8,
+                "too large",
+            ),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), } x".to_owned(), 8, "goes on"),
+            ("{'descr': '<f4', 'shape': (2,)}".to_owned(), 8, "no entry 'fortran_order'"),
+            (String::new(), 8, "expected '{'"),
+        ] {
+            let error = read(&file(1, &dictionary, data_bytes)).unwrap_err();
+            assert!(error.contains(reason), "{dictionary}: {error}");
+        }
+    }
+
+    #[test]
+    fn lengths_and_versions_are_not_believed() {
+        for (file, reason) in [
+            (&b""[..], "truncated"),
+            (b"PK\x03\x04abcdefgh", "not an npy file"),
+            (b"\x93NUMPY\x01\x00\xff\xff{", "truncated"),
+            (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "more than the limit"),
+            (b"\x93NUMPY\x04\x00\x00\x00", "version 4.0"),
+            (b"\x93NUMPY\x01\x00\x01", "truncated"),
+        ] {
+            let error = read(file).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = read(&bytes);
+            let _ = read(&[&b"\x93NUMPY\x01\x00"[..], &bytes].concat());
+        }
+
+        #[test]
+        fn arbitrary_dictionaries_never_panic(text in r#"[{}\[\]()'",: a-zA-Z0-9<>|_\\-]{0,100}"#) {
+            let _ = read(&file(1, &text, 8));
+        }
+
+        #[test]
+        fn damaged_headers_never_panic(place in 0_usize..90, byte in any::<u8>(), cut in 0_usize..100) {
+            let mut file = file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n", 24);
+            let place = place % file.len();
+            file[place] = byte;
+            file.truncate(cut);
+            let _ = read(&file);
+        }
+    }
+}
