@@ -8,7 +8,8 @@
 //! cargo bench --bench all_reduce
 //! ```
 //!
-//! prints the medians and their ratio for each size, then Criterion's statistics of both.
+//! prints the medians and their ratio for each size, then Criterion's statistics of both. With `TUTTI_BENCH_BYTES=65536` it
+//! measures that size alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -169,10 +170,18 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+/// The sizes to measure.
+fn sizes() -> Vec<usize> {
+    match std::env::var("TUTTI_BENCH_BYTES") {
+        Ok(bytes) => vec![bytes.parse().expect("TUTTI_BENCH_BYTES is a number of bytes")],
+        Err(_) => SIZES.to_vec(),
+    }
+}
+
 fn compare() {
     println!("all_reduce f32 sum, 2 ranks, in place; medians of {ROUNDS} rounds, in turn");
     println!("{:>12} {:>14} {:>14} {:>8}", "size (B)", "floor (us)", "tutti (us)", "ratio");
-    for bytes in SIZES {
+    for bytes in sizes() {
         let (floor, tutti) = (floor_pair(bytes), tutti_pair(bytes));
         let calls = iterations(bytes);
         let (mut floor_us, mut tutti_us, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -191,7 +200,7 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let mut group = criterion.benchmark_group("all_reduce_f32_sum_2_ranks_in_place");
     group.sample_size(10);
-    for bytes in SIZES {
+    for bytes in sizes() {
         group.throughput(Throughput::Bytes(bytes as u64));
         for (name, pair) in [("floor", floor_pair(bytes)), ("tutti", tutti_pair(bytes))] {
             group.bench_function(BenchmarkId::new(name, bytes), |bencher| {

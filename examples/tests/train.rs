@@ -1,6 +1,6 @@
 //! The trainer of `examples/train.rs`: many ranks must learn what one rank learns.
 
-#[path = "../examples/train.rs"]
+#[path = "../train.rs"]
 #[expect(dead_code, reason = "the example's own way in")]
 mod train;
 
