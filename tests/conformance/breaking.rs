@@ -249,7 +249,7 @@ pub(crate) fn a_broken_communicator_stays_broken_with_the_same_error(make: Make)
                 assert_eq!(group.run().unwrap_err(), first);
                 assert_eq!(communicator.split(Some(0), 0).unwrap_err(), first);
                 // What needs no peer still works.
-                assert!(communicator.memory().total_bytes() > 0);
+                assert!(communicator.memory().connections <= 2);
                 assert_eq!(communicator.rank_count(), 3);
             }
             first

@@ -92,25 +92,32 @@ fn pairs() -> Vec<(Call, Call)> {
     ]
 }
 
-/// Lets each rank make its calls; then, once nobody is in them any more, one that is the same for all. What broke
-/// the communicator, which must be the same on all ranks.
+/// Lets each rank make its calls; then, while nobody is in them any more, two that are the same for all. What broke the
+/// communicator, which must be the same on all ranks.
+///
+/// A rank that finished its calls locally gets the error from the next one. Only where that one too needs nothing of those who
+/// know is it the one after: in a reduce to different roots, say, leaves send to neither root, and then all-reduce once more
+/// with ranks that have yet to look.
 fn verdict(make: Make, rank_count: usize, calls_of: impl Fn(usize) -> Vec<Call> + Sync) -> Error {
     let done = Barrier::new(rank_count);
-    let errors = on_threads(make(rank_count, options(|_| {})).unwrap(), |communicator| {
+    let verdicts = on_threads(make(rank_count, options(|_| {})).unwrap(), |communicator| {
+        let next = || communicator.all_reduce_in_place(&mut [0.0_f32; 1], Reduction::Sum);
         let result = calls_of(communicator.rank()).into_iter().try_for_each(|call| call.make(&communicator));
         done.wait();
-        let next = communicator.all_reduce_in_place(&mut [0.0_f32; 1], Reduction::Sum);
-        let next = next.expect_err("neither the calls that differed nor the one after them were noticed");
-        if let Err(error) = result {
-            assert_eq!(error, next, "rank {} got two different errors", communicator.rank());
+        let from_next = next();
+        done.wait();
+        let from_last = next().err();
+        for earlier in [result, from_next.clone()].into_iter().filter_map(Result::err) {
+            assert_eq!(Some(&earlier), from_last.as_ref(), "rank {} got two different errors", communicator.rank());
         }
-        next
+        (from_next.is_err(), from_last)
     });
-    for error in &errors {
-        assert_eq!(*error, errors[0]);
-    }
-    assert_eq!(errors[0].kind(), ErrorKind::Peer);
-    errors[0].clone()
+    let calls: Vec<_> = (0..rank_count).map(calls_of).collect();
+    assert!(verdicts.iter().any(|verdict| verdict.0), "nobody noticed, nor did the next call: {calls:?}");
+    let error = verdicts[0].1.clone().unwrap_or_else(|| panic!("rank 0 never got an error: {calls:?}"));
+    assert!(verdicts.iter().all(|verdict| verdict.1.as_ref() == Some(&error)), "{verdicts:?} of {calls:?}");
+    assert_eq!(error.kind(), ErrorKind::Peer);
+    error
 }
 
 /// Checks that a mismatch in call `sequence` names what two ranks that differ really did.

@@ -141,6 +141,7 @@ macro_rules! conformance {
                 settings_out_of_range_are_errors_that_say_the_range
                 a_memory_report_counts_connections_and_plans_and_prints_itself
                 a_memory_budget_is_kept_or_a_typed_error_on_every_rank
+                a_memory_budget_of_what_is_needed_is_enough_and_a_byte_less_is_not
                 a_trace_has_every_step_in_order
                 a_trace_of_any_length_can_be_asked_for
                 a_plan_can_be_looked_at_before_it_runs

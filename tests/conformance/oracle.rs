@@ -125,14 +125,18 @@ fn average<T: Number>(elements: &[T]) -> Expected {
     if sum.is_nan() {
         return Expected::NotANumber;
     }
+    if sum.is_infinite() {
+        return Expected::Exactly(sum);
+    }
     let (rank_count, average) = (elements.len() as f64, sum / elements.len() as f64);
     let shift = elements.len().next_power_of_two().trailing_zeros() as i32;
-    let scales_exactly = values().filter(|value| *value != 0.0 && value.is_finite()).all(|value| {
+    let scales_exactly = values().filter(|value| *value != 0.0).all(|value| {
         lowest_bit(value) - shift >= T::EXPONENT_MIN || value.abs() >= T::smallest_normal() * 2.0_f64.powi(shift)
     });
     let one_rounding = elements.len() <= 2 && scales_exactly;
     let no_rounding = elements.len().is_power_of_two() && scales_exactly && sums_exactly(elements, shift);
-    if sum.is_infinite() || sum == 0.0 && values().all(|value| value == 0.0) || one_rounding || no_rounding {
+    let zeros = values().all(|value| value == 0.0);
+    if zeros || one_rounding || no_rounding {
         return Expected::Exactly(average);
     }
     let magnitude: f64 = values().map(f64::abs).sum::<f64>() / rank_count;
@@ -164,7 +168,11 @@ pub(crate) fn in_rank_order<T: Number>(elements: &[T], reduction: Reduction) -> 
         }
         _ => a + b,
     });
-    T::nearest(f64::from(result.unwrap() * finish)).bits()
+    let (sum, largest) = (result.unwrap(), T::largest() as f32);
+    // An average of finite numbers is finite: it is the rounding of the factor, if anything, that goes beyond.
+    let result =
+        if reduction == Reduction::Avg && sum.is_finite() { (sum * finish).clamp(-largest, largest) } else { sum };
+    T::nearest(f64::from(result)).bits()
 }
 
 /// The Rust types are those that the library says they are.

@@ -8,7 +8,7 @@ use tutti::{
 };
 
 use super::Make;
-use super::case::{Case, Drive, call, collectives};
+use super::case::{Case, Drive, call, collectives, try_call};
 use super::ranks::{SOON, each_on_a_thread, on_threads, options, with_slots, within};
 
 pub(crate) fn settings_out_of_range_are_errors_that_say_the_range(make: Make) {
@@ -128,6 +128,29 @@ pub(crate) fn a_memory_budget_is_kept_or_a_typed_error_on_every_rank(make: Make)
                 assert!(*rank < 4 && *budget == budget_bytes && held_bytes + needed_bytes > budget_bytes, "{error}");
                 assert!(error.to_string().contains(&format!("the budget is {budget_bytes}")), "{error}");
                 assert_eq!(Some(error), errors[0].as_ref());
+            }
+        }
+    });
+}
+
+pub(crate) fn a_memory_budget_of_what_is_needed_is_enough_and_a_byte_less_is_not(make: Make) {
+    within(SOON, move || {
+        for collective in collectives(3) {
+            for algorithm in collective.algorithms() {
+                let case =
+                    Case { algorithm: Some(algorithm), ..Case::new(collective, DType::F32, Reduction::Sum, 500) };
+                let free = make(3, options(|_| {})).unwrap();
+                call(&free, &case, Drive::Threads);
+                let needed_bytes = reports(&free).iter().map(MemoryReport::total_bytes).max().unwrap();
+                let budget = |bytes| options(|options| options.memory_budget_bytes = Some(bytes));
+                let enough = make(3, budget(needed_bytes)).unwrap();
+                call(&enough, &case, Drive::Threads);
+                // Plans that are kept for later make room for others.
+                call(&enough, &Case { count: 499, ..case }, Drive::Threads);
+                call(&enough, &case, Drive::Threads);
+                assert!(reports(&enough).iter().all(|report| report.total_bytes() <= needed_bytes));
+                let error = try_call(&make(3, budget(needed_bytes - 1)).unwrap(), &case, Drive::Threads).unwrap_err();
+                assert!(error.contains("the budget is"), "{error}");
             }
         }
     });
