@@ -28,6 +28,9 @@ use crate::presence::{self, ThreadToken};
 use crate::sync::lock;
 use crate::transport::Transport;
 
+#[cfg(test)]
+mod tests;
+
 /// Plans that a rank keeps laid out. A trainer uses a handful; a caller whose sizes never repeat would otherwise fill the
 /// memory with plans.
 const PLANS_KEPT: usize = 256;
@@ -242,6 +245,19 @@ impl Core {
             self.world.board.fail(Error::OutOfMemory { rank, what, needed_bytes: no_memory.needed_bytes })
         })?;
         self.connection_bytes += new_bytes;
+        if let Some(budget_bytes) = self.options.memory_budget_bytes {
+            let needed_bytes = bound.bytes();
+            if self.held_bytes().saturating_add(needed_bytes) > budget_bytes {
+                // Plans that were kept for later calls can be made again.
+                self.plans.clear();
+            }
+            let held_bytes = self.held_bytes();
+            if held_bytes.saturating_add(needed_bytes) > budget_bytes {
+                let (rank, what) = (self.rank, "a plan");
+                let error = Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes };
+                return Err(self.world.board.fail(error));
+            }
+        }
         self.current = Some((key, bound));
         Ok(())
     }
@@ -301,7 +317,7 @@ impl Core {
             completed: bound.completed.as_mut_ptr(),
             abort: board.abort_word(),
             touching: board.touching_word(self.rank),
-            traces: self.traces.as_mut().map_or(std::ptr::null_mut(), |traces| traces.reserve(bound.programs.len())),
+            traces: self.traces.as_mut().map_or(std::ptr::null_mut(), |traces| traces.reserve(bound.step_counts())),
             scale,
             finish,
         };
@@ -494,13 +510,20 @@ struct Traces {
 unsafe impl Send for Traces {}
 
 impl Traces {
-    /// Room for `programs` programs.
-    fn reserve(&mut self, programs: usize) -> *mut Trace {
-        while self.headers.len() < programs {
-            let mut entries = vec![StepTime::default(); self.capacity];
-            let header = Trace { entries: entries.as_mut_ptr(), capacity: self.capacity as u64, count: 0 };
-            self.entries.push(entries);
-            self.headers.push(header);
+    /// Room for the steps of one more call, given how many each program has; less where the memory does not reach.
+    fn reserve(&mut self, step_counts: impl Iterator<Item = u64>) -> *mut Trace {
+        for (program, steps) in step_counts.enumerate() {
+            if self.headers.len() == program {
+                self.entries.push(Vec::new());
+                self.headers.push(Trace { entries: std::ptr::null_mut(), capacity: 0, count: 0 });
+            }
+            let (entries, header) = (&mut self.entries[program], &mut self.headers[program]);
+            let wanted = header.count.saturating_add(steps).min(self.capacity as u64) as usize;
+            if wanted > entries.len() && entries.try_reserve(wanted - entries.len()).is_ok() {
+                entries.resize(wanted, StepTime::default());
+            }
+            header.entries = entries.as_mut_ptr();
+            header.capacity = entries.len() as u64;
         }
         self.headers.as_mut_ptr()
     }

@@ -62,6 +62,9 @@ pub trait Element: Copy + 'static {
     fn widen(bits: Self::Bits) -> Self::Number;
     /// The nearest element, ties to even.
     fn narrow(number: Self::Number) -> Self::Bits;
+    /// `number × factor`, the last step of an average. The average of finite elements is never larger than the largest of
+    /// them, so where the product would be infinite that is a rounding error, and the result is the largest element.
+    fn finished(number: Self::Number, factor: f32) -> Self::Number;
     /// The numbers of the pack at `address`.
     ///
     /// # Safety
@@ -86,7 +89,7 @@ pub trait Element: Copy + 'static {
 // shape which the compiler turns into vector instructions of whatever width the function is compiled for. On a GPU a pack
 // is one 16-byte access, and the loops unroll into registers.
 macro_rules! element {
-    ($(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $widen:expr, $narrow:expr) => {
+    ($(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $largest:expr, $widen:expr, $narrow:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
@@ -106,6 +109,15 @@ macro_rules! element {
             #[inline(always)]
             fn narrow(number: $number) -> $bits {
                 $narrow(number)
+            }
+
+            #[inline(always)]
+            fn finished(number: $number, factor: f32) -> $number {
+                const LARGEST: $number = $largest;
+                let product = number.scaled(factor);
+                let bounded = if product > LARGEST { LARGEST } else { product };
+                let bounded = if bounded < -LARGEST { -LARGEST } else { bounded };
+                if number.is_infinite() { number } else { bounded }
             }
 
             #[inline(always)]
@@ -153,6 +165,7 @@ element!(
     u32,
     f32,
     0.0,
+    f32::MAX,
     f32::from_bits,
     f32::to_bits
 );
@@ -162,6 +175,7 @@ element!(
     u16,
     f32,
     0.0,
+    65504.0,
     widen_f16,
     narrow_f16
 );
@@ -171,6 +185,7 @@ element!(
     u16,
     f32,
     0.0,
+    f32::from_bits(0x7f7f_0000),
     widen_bf16,
     narrow_bf16
 );

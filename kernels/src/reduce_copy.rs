@@ -366,7 +366,7 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
         // SAFETY: there is a first source, and it initialised the sum.
         let sum = unsafe { sum.assume_init_mut() };
         if R::SCALES {
-            E::map(sum, |number| number.scaled(finish));
+            E::map(sum, |number| E::finished(number, finish));
         }
         let result = E::narrow_pack(sum);
         // SAFETY: the packs lie inside the destination.
@@ -400,7 +400,7 @@ unsafe fn element<E: Element, R: Reduction, A: Access>(operands: &A, offset: usi
     let result = if operands.is_plain_copy() {
         copied
     } else {
-        sum.map(|sum| E::narrow(if R::SCALES { sum.scaled(operands.finish()) } else { sum }))
+        sum.map(|sum| E::narrow(if R::SCALES { E::finished(sum, operands.finish()) } else { sum }))
     };
     if let Some(result) = result {
         // SAFETY: the element lies inside the destination.

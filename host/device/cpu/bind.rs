@@ -190,6 +190,12 @@ impl BoundPlan {
         operand < self._steps[program][(looped.first_step + state.step) as usize].source_count
     }
 
+    /// How many steps each program runs.
+    pub(crate) fn step_counts(&self) -> impl Iterator<Item = u64> {
+        let steps = |looped: &layout::Loop| looped.iterations * u64::from(looped.step_count);
+        self._loops.iter().map(move |loops| loops.iter().map(steps).sum())
+    }
+
     /// Bytes that the layout holds.
     pub(crate) fn bytes(&self) -> u64 {
         let count = |sizes: usize| sizes as u64;

@@ -1,0 +1,143 @@
+//! Calls that return at once and own their buffers.
+
+use std::time::Duration;
+
+use half::bf16;
+use tutti::{Error, ErrorKind, Reduction};
+
+use super::Make;
+use super::ranks::{SOON, on_threads, options, within};
+
+pub(crate) fn asynchronous_calls_do_what_blocking_ones_do(make: Make) {
+    within(SOON, move || {
+        on_threads(make(3, options(|_| {})).unwrap(), |communicator| {
+            let rank = communicator.rank();
+            let input: Vec<f32> = (0..999).map(|index| (index * (rank + 2)) as f32).collect();
+            macro_rules! same {
+                ($blocking:ident, $asynchronous:ident($($argument:expr),*)) => {
+                    let mut expected = input.clone();
+                    communicator.$blocking(&mut expected $(, $argument)*).unwrap();
+                    let came = communicator.$asynchronous(input.clone() $(, $argument)*).unwrap().wait().unwrap();
+                    assert_eq!(came, expected, stringify!($asynchronous));
+                };
+            }
+            same!(all_reduce_in_place, all_reduce_async(Reduction::Sum));
+            same!(reduce_scatter_in_place, reduce_scatter_async(Reduction::Max));
+            same!(all_gather_in_place, all_gather_async());
+            same!(broadcast_in_place, broadcast_async(1));
+            same!(reduce_in_place, reduce_async(Reduction::Sum, 2));
+        });
+    });
+}
+
+pub(crate) fn blocking_calls_come_after_asynchronous_ones_that_were_issued_before(make: Make) {
+    within(SOON, move || {
+        on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+            for round in 0..100 {
+                // Other counts, so that another order would be a mismatch.
+                let first = communicator.all_reduce_async(vec![1.0_f32; 100], Reduction::Sum).unwrap();
+                let second = communicator.broadcast_async(vec![round as f32; 10], 1).unwrap();
+                let mut buffer = [2.0_f32; 3];
+                communicator.all_reduce_in_place(&mut buffer, Reduction::Prod).unwrap();
+                assert!(first.is_done() && second.is_done());
+                assert_eq!(buffer, [4.0; 3]);
+                assert_eq!(second.wait().unwrap(), [round as f32; 10]);
+                assert_eq!(first.wait().unwrap(), [2.0; 100]);
+            }
+        });
+    });
+}
+
+pub(crate) fn a_thousand_calls_can_be_outstanding(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let pending: Vec<Vec<_>> = communicators
+            .iter()
+            .map(|communicator| {
+                let rank = communicator.rank();
+                (0..1000)
+                    .map(|index| {
+                        communicator.all_reduce_async(vec![(index * (rank + 1)) as f32; 1 + index % 9], Reduction::Sum)
+                    })
+                    .map(Result::unwrap)
+                    .collect()
+            })
+            .collect();
+        for calls in pending {
+            for (index, call) in calls.into_iter().enumerate() {
+                assert_eq!(call.wait().unwrap(), vec![(3 * index) as f32; 1 + index % 9]);
+            }
+        }
+    });
+}
+
+pub(crate) fn a_dropped_pending_call_is_made_all_the_same(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        drop(communicators[0].all_reduce_async(vec![5.0_f32; 50_000], Reduction::Sum).unwrap());
+        let mut buffer = vec![6.0_f32; 50_000];
+        communicators[1].all_reduce_in_place(&mut buffer, Reduction::Sum).unwrap();
+        assert_eq!(buffer, vec![11.0; 50_000]);
+    });
+}
+
+pub(crate) fn failed_calls_give_their_buffers_back(make: Make) {
+    within(SOON, move || {
+        let communicators = make(3, options(|_| {})).unwrap();
+        // A mistake is reported at once.
+        let failed = communicators[0].all_gather_async(vec![1.0_f32; 4]).unwrap_err();
+        assert_eq!((failed.error.kind(), failed.buffer), (ErrorKind::Caller, vec![1.0; 4]));
+        let failed = communicators[0].broadcast_async(vec![1.0_f32; 4], 3).unwrap_err();
+        assert_eq!(failed.buffer, [1.0; 4]);
+        assert_eq!(Error::from(failed).kind(), ErrorKind::Caller);
+        // What happens later is reported by waiting; calls behind it fail too.
+        let address_of = |buffer: &Vec<f32>| buffer.as_ptr().addr();
+        let buffers = [vec![1.0_f32; 1000], vec![2.0; 7]];
+        let addresses = buffers.each_ref().map(address_of);
+        let calls = buffers.map(|buffer| communicators[0].all_reduce_async(buffer, Reduction::Sum).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(!calls[0].is_done());
+        communicators[1].abort_handle().abort("no more");
+        for (call, address) in calls.into_iter().zip(addresses) {
+            let failed = call.wait().unwrap_err();
+            assert_eq!(failed.error, Error::Aborted { rank: 1, reason: "no more".to_owned() });
+            assert_eq!(failed.to_string(), failed.error.to_string());
+            assert_eq!(address_of(&failed.buffer), address, "another buffer came back");
+        }
+    });
+}
+
+pub(crate) fn dropping_a_communicator_waits_for_its_asynchronous_calls(make: Make) {
+    within(SOON, move || {
+        let pending = on_threads(make(3, options(|_| {})).unwrap(), |communicator| {
+            let call = communicator.all_reduce_async(vec![1.0_f32; 200_000], Reduction::Sum).unwrap();
+            if communicator.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            drop(communicator);
+            assert!(call.is_done());
+            call
+        });
+        for call in pending {
+            assert!(call.wait().unwrap().iter().all(|element| *element == 3.0));
+        }
+    });
+}
+
+pub(crate) fn any_owned_buffer_can_be_lent(make: Make) {
+    within(SOON, move || {
+        on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+            let boxed: Box<[bf16]> = vec![bf16::from_f32(1.5); 33].into();
+            let array = [1.0_f32, 2.0];
+            let empty: Vec<f32> = Vec::new();
+            let calls = (
+                communicator.all_reduce_async(boxed, Reduction::Sum).unwrap(),
+                communicator.all_reduce_async(array, Reduction::Avg).unwrap(),
+                communicator.all_reduce_async(empty, Reduction::Min).unwrap(),
+            );
+            assert_eq!(*calls.0.wait().unwrap(), [bf16::from_f32(3.0); 33]);
+            assert_eq!(calls.1.wait().unwrap(), [1.0, 2.0]);
+            assert_eq!(calls.2.wait().unwrap(), []);
+        });
+    });
+}

@@ -1,0 +1,320 @@
+//! Calls that differ between ranks: every rank gets a mismatch that names both sides, from this call or from the next one,
+//! and nobody hangs.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use tutti::{Algorithm, Collective, Communicator, DType, Error, ErrorKind, Group, Rank, RankCall, Reduction};
+
+use super::Make;
+use super::case::{Buffers, Case};
+use super::number::{Number, for_dtype};
+use super::ranks::{LATER, Random, SOON, on_threads, options, within};
+
+/// What a rank does.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Case(Case),
+    Split,
+}
+
+impl Call {
+    fn make(self, communicator: &Communicator) -> tutti::Result<()> {
+        fn typed<T: Number>(communicator: &Communicator, case: &Case) -> tutti::Result<()> {
+            let input = vec![T::default(); case.input_count(communicator.rank_count())];
+            let mut buffers = Buffers::new(case, communicator.rank(), communicator.rank_count(), &input);
+            buffers.call(communicator, case)
+        }
+        match self {
+            Call::Split => communicator.split(Some(0), 0).map(drop),
+            Call::Case(case) => for_dtype!(case.dtype, typed, communicator, &case),
+        }
+    }
+
+    /// Words that an error must use for it.
+    fn words(self) -> Vec<String> {
+        let Call::Case(case) = self else { return vec!["split".to_owned()] };
+        let mut words = vec![format!("{}(", case.collective.name())];
+        if case.collective != Collective::Barrier {
+            words.extend([format!("count {}", case.count), case.dtype.to_string()]);
+        }
+        if case.collective.reduces() {
+            words.push(case.reduction.to_string());
+        }
+        words.extend(case.collective.root().map(|root| format!("root {}", root.0)));
+        words.extend(case.algorithm.map(|algorithm| format!("by {algorithm}")));
+        words
+    }
+
+    fn is_named_by(self, named: &RankCall) -> bool {
+        self.words().iter().all(|word| named.call.contains(word.as_str()))
+    }
+}
+
+fn plain(collective: Collective, dtype: DType, reduction: Reduction, count: usize) -> Call {
+    Call::Case(Case::new(collective, dtype, reduction, count))
+}
+
+fn by(algorithm: Algorithm, collective: Collective, count: usize) -> Call {
+    Call::Case(Case { algorithm: Some(algorithm), ..Case::new(collective, DType::F32, Reduction::Sum, count) })
+}
+
+/// Pairs of calls that differ in one thing each.
+fn pairs() -> Vec<(Call, Call)> {
+    use Collective::*;
+    use DType::*;
+    use Reduction::*;
+    let root = Rank;
+    vec![
+        (plain(AllReduce, F32, Sum, 5), plain(AllReduce, F32, Sum, 6)),
+        (plain(AllReduce, F32, Sum, 5), plain(AllReduce, F32, Max, 5)),
+        (plain(AllReduce, F16, Sum, 5), plain(AllReduce, BF16, Sum, 5)),
+        (plain(AllReduce, F32, Sum, 64), plain(AllReduce, F16, Sum, 128)),
+        (plain(AllReduce, F32, Sum, 0), plain(AllReduce, F32, Sum, 3)),
+        (plain(AllReduce, F32, Sum, 0), plain(AllReduce, F16, Sum, 0)),
+        (plain(AllReduce, F32, Sum, 0), plain(Barrier, F32, Sum, 0)),
+        (plain(AllReduce, F32, Sum, 100_000), plain(AllReduce, F32, Sum, 100_001)),
+        (plain(AllReduce, F32, Sum, 8), plain(ReduceScatter, F32, Sum, 8)),
+        (plain(AllGather, F32, Sum, 8), plain(ReduceScatter, F32, Sum, 8)),
+        (plain(AllGather, F32, Sum, 8), plain(AllGather, F32, Sum, 9)),
+        (plain(Broadcast { root: root(0) }, F32, Sum, 8), plain(Broadcast { root: root(0) }, F32, Sum, 9)),
+        (plain(Broadcast { root: root(0) }, F32, Sum, 8), plain(Broadcast { root: root(1) }, F32, Sum, 8)),
+        (plain(Broadcast { root: root(1) }, F32, Sum, 90_000), plain(Broadcast { root: root(0) }, F32, Sum, 90_000)),
+        (plain(Reduce { root: root(0) }, F32, Sum, 8), plain(Reduce { root: root(1) }, F32, Sum, 8)),
+        (plain(Reduce { root: root(0) }, F32, Sum, 8), plain(Reduce { root: root(0) }, F32, Prod, 8)),
+        (plain(Reduce { root: root(0) }, F32, Sum, 8), plain(Broadcast { root: root(0) }, F32, Sum, 8)),
+        (by(Algorithm::Ring, AllReduce, 8), by(Algorithm::Tree, AllReduce, 8)),
+        (by(Algorithm::Direct, AllReduce, 8), by(Algorithm::OneShot, AllReduce, 8)),
+        (by(Algorithm::Direct, AllGather, 8), by(Algorithm::Ring, AllGather, 8)),
+        (by(Algorithm::Chain, Reduce { root: root(1) }, 8), by(Algorithm::Tree, Reduce { root: root(1) }, 8)),
+        (Call::Split, plain(Barrier, F32, Sum, 0)),
+        (Call::Split, plain(AllGather, F32, Sum, 4)),
+    ]
+}
+
+/// Lets each rank make its calls; then, while nobody is in them any more, two that are the same for all. What broke the
+/// communicator, which must be the same on all ranks.
+///
+/// A rank that finished its calls locally gets the error from the next one. Only where that one too needs nothing of those who
+/// know is it the one after: in a reduce to different roots, say, leaves send to neither root, and then all-reduce once more
+/// with ranks that have yet to look.
+fn verdict(make: Make, rank_count: usize, calls_of: impl Fn(usize) -> Vec<Call> + Sync) -> Error {
+    let done = Barrier::new(rank_count);
+    let verdicts = on_threads(make(rank_count, options(|_| {})).unwrap(), |communicator| {
+        let next = || communicator.all_reduce_in_place(&mut [0.0_f32; 1], Reduction::Sum);
+        let result = calls_of(communicator.rank()).into_iter().try_for_each(|call| call.make(&communicator));
+        done.wait();
+        let from_next = next();
+        done.wait();
+        let from_last = next().err();
+        for earlier in [result, from_next.clone()].into_iter().filter_map(Result::err) {
+            assert_eq!(Some(&earlier), from_last.as_ref(), "rank {} got two different errors", communicator.rank());
+        }
+        (from_next.is_err(), from_last)
+    });
+    let calls: Vec<_> = (0..rank_count).map(calls_of).collect();
+    assert!(verdicts.iter().any(|verdict| verdict.0), "nobody noticed, nor did the next call: {calls:?}");
+    let error = verdicts[0].1.clone().unwrap_or_else(|| panic!("rank 0 never got an error: {calls:?}"));
+    assert!(verdicts.iter().all(|verdict| verdict.1.as_ref() == Some(&error)), "{verdicts:?} of {calls:?}");
+    assert_eq!(error.kind(), ErrorKind::Peer);
+    error
+}
+
+/// Checks that a mismatch in call `sequence` names what two ranks that differ really did.
+fn check_names(error: &Error, sequence: u64, call_of: impl Fn(usize) -> Call) {
+    let Error::Mismatch { sequence: named, left, right } = error else { panic!("expected a mismatch, came: {error}") };
+    assert_eq!(*named, sequence, "{error}");
+    assert_ne!(left.rank, right.rank, "{error}");
+    for side in [left, right] {
+        assert!(call_of(side.rank).is_named_by(side), "rank {} did {:?}: {error}", side.rank, call_of(side.rank));
+        assert!(error.to_string().contains(&format!("rank {}", side.rank)) && error.to_string().contains(&side.call));
+    }
+    assert_ne!(left.call, right.call, "{error}");
+}
+
+pub(crate) fn calls_that_differ_on_one_rank_are_a_mismatch_on_every_rank(make: Make) {
+    within(LATER, move || {
+        for rank_count in [2, 3, 5] {
+            for (one, other) in pairs() {
+                for odd in 0..rank_count {
+                    let call_of = |rank| if rank == odd { other } else { one };
+                    let error = verdict(make, rank_count, |rank| vec![call_of(rank)]);
+                    let Error::Mismatch { left, right, .. } = &error else { panic!("{one:?}, {other:?}: {error}") };
+                    assert!(left.rank == odd || right.rank == odd, "rank {odd} is the odd one: {error}");
+                    check_names(&error, 1, call_of);
+                }
+            }
+        }
+    });
+}
+
+pub(crate) fn calls_that_differ_on_every_rank_are_a_mismatch_on_every_rank(make: Make) {
+    within(SOON, move || {
+        let calls: Vec<Call> = pairs().into_iter().flat_map(|(one, other)| [one, other]).collect();
+        for round in 0..40 {
+            let mut random = Random(round);
+            // A count that is the rank's own makes all calls differ.
+            let first = random.below(1000);
+            let own = |rank: usize| plain(Collective::AllReduce, DType::F32, Reduction::Sum, first + rank);
+            let error = verdict(make, 4, |rank| vec![own(rank)]);
+            check_names(&error, 1, own);
+            let picked: [Call; 4] = std::array::from_fn(|_| random.one_of(&calls));
+            if picked[0].words() != picked[1].words() && picked[1].words() != picked[2].words() {
+                let error = verdict(make, 3, |rank| vec![picked[rank]]);
+                check_names(&error, 1, |rank| picked[rank]);
+            }
+        }
+    });
+}
+
+pub(crate) fn calls_in_another_order_are_a_mismatch(make: Make) {
+    within(SOON, move || {
+        let calls = [
+            plain(Collective::AllReduce, DType::F32, Reduction::Sum, 100),
+            plain(Collective::Barrier, DType::F32, Reduction::Sum, 0),
+            plain(Collective::AllGather, DType::F32, Reduction::Sum, 100),
+            plain(Collective::Broadcast { root: Rank(0) }, DType::F32, Reduction::Sum, 100),
+        ];
+        for rank_count in [2, 4] {
+            for odd in 0..rank_count {
+                for (a, b) in [(0, 1), (1, 2), (2, 3), (0, 3), (3, 0)] {
+                    let order = |rank| {
+                        if rank == odd {
+                            vec![calls[1], calls[b], calls[a]]
+                        } else {
+                            vec![calls[1], calls[a], calls[b]]
+                        }
+                    };
+                    let error = verdict(make, rank_count, order);
+                    check_names(&error, 2, |rank| order(rank)[1]);
+                }
+            }
+        }
+    });
+}
+
+pub(crate) fn a_group_with_other_contents_is_a_mismatch(make: Make) {
+    within(SOON, move || {
+        for odd in 0..3 {
+            for (odd_counts, usual_counts) in [([10, 20], [20, 10]), ([10, 20], [10, 21]), ([10, 20], [10, 10])] {
+                let counts = |rank| if rank == odd { odd_counts } else { usual_counts };
+                let errors = on_threads(make(3, options(|_| {})).unwrap(), |communicator| {
+                    let mut buffers = counts(communicator.rank()).map(|count| vec![1.0_f32; count]);
+                    let mut group = Group::new();
+                    for buffer in &mut buffers {
+                        group.all_reduce_in_place(&communicator, buffer, Reduction::Sum).unwrap();
+                    }
+                    group.run().expect_err("groups that differ")
+                });
+                let sequence = if odd_counts[0] == usual_counts[0] { 2 } else { 1 };
+                let call_of = |rank| {
+                    plain(Collective::AllReduce, DType::F32, Reduction::Sum, counts(rank)[sequence as usize - 1])
+                };
+                for error in &errors {
+                    check_names(error, sequence, call_of);
+                    assert_eq!(*error, errors[0]);
+                }
+            }
+        }
+    });
+}
+
+pub(crate) fn a_rank_with_one_call_too_many_is_a_mismatch_as_soon_as_the_others_call_something_else(make: Make) {
+    within(SOON, move || {
+        let usual = plain(Collective::AllReduce, DType::F32, Reduction::Sum, 10);
+        let last = plain(Collective::AllReduce, DType::F32, Reduction::Sum, 11);
+        for odd in 0..3 {
+            let calls = |rank| if rank == odd { vec![usual, usual, last] } else { vec![usual, last] };
+            let error = verdict(make, 3, calls);
+            check_names(&error, 2, |rank| if rank == odd { usual } else { last });
+        }
+    });
+}
+
+pub(crate) fn broadcasts_from_different_roots_are_noticed_before_the_slots_run_out(make: Make) {
+    within(SOON, move || {
+        for count in [0, 10, 100_000] {
+            let errors = on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+                // Each rank believes that it is the root, and has nothing to wait for.
+                let slots = tutti::Options::default().slots;
+                let mut buffer = vec![communicator.rank() as f32; count];
+                let failed = (0..=slots + 1)
+                    .find_map(|_| communicator.broadcast_in_place(&mut buffer, communicator.rank()).err());
+                failed.expect("every broadcast succeeded")
+            });
+            assert!(matches!(errors[0], Error::Mismatch { .. }), "{}", errors[0]);
+            assert_eq!(errors[0], errors[1]);
+        }
+    });
+}
+
+pub(crate) fn any_single_difference_in_a_row_of_calls_reaches_every_rank(make: Make) {
+    within(LATER, move || {
+        let calls: Vec<Call> = pairs().into_iter().flat_map(|(one, other)| [one, other]).collect();
+        for seed in 0..150 {
+            let mut random = Random(seed);
+            let rank_count = 2 + random.below(3);
+            let row: Vec<Call> = (0..1 + random.below(6)).map(|_| random.one_of(&calls)).collect();
+            let (odd, place) = (random.below(rank_count), random.below(row.len()));
+            let other = loop {
+                let other = random.one_of(&calls);
+                if other.words() != row[place].words() {
+                    break other;
+                }
+            };
+            // By algorithms that two calls may happen to share, or not, they can be the same call after all; those whose words
+            // differ only there are left out.
+            let is_part = |a: &Call, b: &Call| a.words().iter().all(|word| b.words().contains(word));
+            if is_part(&other, &row[place]) || is_part(&row[place], &other) {
+                continue;
+            }
+            let calls_of = |rank| {
+                let mut calls = row.clone();
+                if rank == odd {
+                    calls[place] = other;
+                }
+                calls
+            };
+            let error = verdict(make, rank_count, calls_of);
+            let Error::Mismatch { left, right, .. } = &error else { panic!("seed {seed}: {error}") };
+            assert!(left.rank == odd || right.rank == odd, "seed {seed}: rank {odd} is the odd one: {error}");
+        }
+    });
+}
+
+pub(crate) fn large_calls_that_differ_by_one_element_write_nothing_outside_their_buffers(make: Make) {
+    within(SOON, move || {
+        for collective in [
+            Collective::AllReduce,
+            Collective::AllGather,
+            Collective::ReduceScatter,
+            Collective::Broadcast { root: Rank(0) },
+        ] {
+            for algorithm in collective.algorithms() {
+                let communicators =
+                    make(3, options(|options| options.arrival_timeout = Duration::from_secs(10))).unwrap();
+                let beside = on_threads(communicators, |communicator| {
+                    let count = 50_000 - communicator.rank();
+                    let case =
+                        Case { algorithm: Some(algorithm), ..Case::new(collective, DType::F32, Reduction::Sum, count) };
+                    let input = vec![1.0_f32; case.input_count(3)];
+                    let mut buffers = Buffers::new(&case, communicator.rank(), 3, &input);
+                    // A root may be done before anybody notices.
+                    if let Err(error) = buffers.call(&communicator, &case) {
+                        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+                    } else {
+                        assert_eq!(
+                            communicator.rank(),
+                            0,
+                            "{algorithm} {collective} succeeded with a count of its own"
+                        );
+                    }
+                    buffers
+                });
+                for (rank, buffers) in beside.iter().enumerate() {
+                    assert_eq!(buffers.written_beside(), None, "rank {rank}, {algorithm} {collective}");
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,148 @@
+//! Several calls in one launch.
+
+use tutti::{Error, ErrorKind, Group, Reduction};
+
+use super::Make;
+use super::ranks::{SOON, on_threads, options, within};
+
+pub(crate) fn a_group_looks_like_its_calls_one_after_the_other(make: Make) {
+    within(SOON, move || {
+        on_threads(make(3, options(|_| {})).unwrap(), |communicator| {
+            let rank = communicator.rank();
+            for _ in 0..50 {
+                let (mut sums, mut maxima, mut all) = (vec![1.0_f32; 500], [rank as f32], [0.0_f32; 3]);
+                let (own, mut from_root, mut block) = ([rank as f32], vec![rank as f32; 9], [0.0_f32; 2]);
+                let blocks = [rank as f32; 6];
+                // Rank 1 has no group, and the others' look the same to it.
+                if rank == 1 {
+                    communicator.all_reduce_in_place(&mut sums, Reduction::Sum).unwrap();
+                    communicator.reduce_in_place(&mut maxima, Reduction::Max, 0).unwrap();
+                    communicator.all_gather(&own, &mut all).unwrap();
+                    communicator.barrier().unwrap();
+                    communicator.broadcast_in_place(&mut from_root, 2).unwrap();
+                    communicator.reduce_scatter(&blocks, &mut block, Reduction::Sum).unwrap();
+                } else {
+                    let mut group = Group::new();
+                    assert!(group.is_empty());
+                    group.all_reduce_in_place(&communicator, &mut sums, Reduction::Sum).unwrap();
+                    group.reduce_in_place(&communicator, &mut maxima, Reduction::Max, 0).unwrap();
+                    group.all_gather(&communicator, &own, &mut all).unwrap();
+                    group.barrier(&communicator);
+                    group.broadcast_in_place(&communicator, &mut from_root, 2).unwrap();
+                    group.reduce_scatter(&communicator, &blocks, &mut block, Reduction::Sum).unwrap();
+                    assert_eq!(group.len(), 6);
+                    group.run().unwrap();
+                }
+                assert_eq!(sums, [3.0; 500]);
+                assert_eq!(maxima, if rank == 0 { [2.0] } else { own });
+                assert_eq!(all, [0.0, 1.0, 2.0]);
+                assert_eq!(from_root, [2.0; 9]);
+                assert_eq!(block, [3.0; 2]);
+            }
+        });
+    });
+}
+
+pub(crate) fn one_thread_can_be_all_ranks_of_several_communicators(make: Make) {
+    within(SOON, move || {
+        let (pair, triple) = (make(2, options(|_| {})).unwrap(), make(3, options(|_| {})).unwrap());
+        let mut of_pair: Vec<Vec<f32>> = (0..2).map(|rank| vec![rank as f32 + 1.0; 40_000]).collect();
+        let mut of_triple: Vec<Vec<f32>> = (0..3).map(|rank| vec![rank as f32 + 1.0; 10]).collect();
+        let mut again: Vec<Vec<f32>> = (0..2).map(|rank| vec![rank as f32; 3]).collect();
+        let mut group = Group::new();
+        // In no particular order between communicators.
+        for (rank, buffer) in of_triple.iter_mut().enumerate().rev() {
+            group.all_reduce_in_place(&triple[rank], buffer, Reduction::Prod).unwrap();
+        }
+        for (rank, (buffer, again)) in of_pair.iter_mut().zip(&mut again).enumerate() {
+            group.all_reduce_in_place(&pair[rank], buffer, Reduction::Sum).unwrap();
+            group.all_reduce_in_place(&pair[rank], again, Reduction::Sum).unwrap();
+            group.barrier(&pair[rank]);
+        }
+        assert_eq!(group.len(), 9);
+        group.run().unwrap();
+        assert_eq!(of_pair, vec![vec![3.0; 40_000]; 2]);
+        assert_eq!(of_triple, vec![vec![6.0; 10]; 3]);
+        assert_eq!(again, vec![vec![1.0; 3]; 2]);
+    });
+}
+
+pub(crate) fn a_group_that_is_dropped_does_nothing(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let mut buffer = [1.0_f32; 4];
+        let mut group = Group::new();
+        group.all_reduce_in_place(&communicators[0], &mut buffer, Reduction::Sum).unwrap();
+        drop(group);
+        assert_eq!(buffer, [1.0; 4]);
+        // Nor has a call been made that the next one would have to match.
+        on_threads(communicators, |communicator| communicator.barrier().unwrap());
+    });
+}
+
+pub(crate) fn a_mistake_is_reported_where_it_is_added(make: Make) {
+    within(SOON, move || {
+        on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+            let (mut short, mut good, input) = ([0.0_f32; 2], [1.0_f32; 3], [1.0_f32; 3]);
+            let mut group = Group::new();
+            let error = group.all_reduce(&communicator, &input, &mut short, Reduction::Sum).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Caller);
+            group.all_reduce_in_place(&communicator, &mut good, Reduction::Sum).unwrap();
+            assert_eq!(group.len(), 1);
+            group.run().unwrap();
+            assert_eq!(good, [2.0; 3]);
+        });
+    });
+}
+
+pub(crate) fn a_failure_in_one_communicator_leaves_the_others_finished(make: Make) {
+    within(SOON, move || {
+        let (good, broken) = (make(2, options(|_| {})).unwrap(), make(2, options(|_| {})).unwrap());
+        broken[1].abort_handle().abort("this one only");
+        let mut sums = [[1.0_f32; 5], [2.0; 5]];
+        let mut others = [[1.0_f32; 5], [2.0; 5]];
+        let mut group = Group::new();
+        for (rank, (sum, other)) in sums.iter_mut().zip(&mut others).enumerate() {
+            group.all_reduce_in_place(&broken[rank], other, Reduction::Sum).unwrap();
+            group.all_reduce_in_place(&good[rank], sum, Reduction::Sum).unwrap();
+        }
+        assert_eq!(group.run(), Err(Error::Aborted { rank: 1, reason: "this one only".to_owned() }));
+        assert_eq!(sums, [[3.0; 5]; 2]);
+        on_threads(good, |communicator| communicator.barrier().unwrap());
+    });
+}
+
+pub(crate) fn a_group_waits_for_asynchronous_calls_that_were_issued_before(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let pending: Vec<_> = communicators
+            .iter()
+            .map(|communicator| communicator.all_reduce_async(vec![1.0_f32; 100_000], Reduction::Sum).unwrap())
+            .collect();
+        let mut buffers = [[1.0_f32], [2.0]];
+        let mut group = Group::new();
+        for (communicator, buffer) in communicators.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(communicator, buffer, Reduction::Max).unwrap();
+        }
+        group.run().unwrap();
+        assert_eq!(buffers, [[2.0], [2.0]]);
+        for call in pending {
+            assert!(call.is_done());
+            assert_eq!(call.wait().unwrap(), vec![2.0; 100_000]);
+        }
+    });
+}
+
+pub(crate) fn empty_groups_succeed(make: Make) {
+    within(SOON, move || {
+        Group::new().run().unwrap();
+        let communicators = make(2, options(|_| {})).unwrap();
+        // Nothing in them, but calls all the same.
+        let mut buffers: [Vec<f32>; 2] = [Vec::new(), Vec::new()];
+        let mut group = Group::new();
+        for (communicator, buffer) in communicators.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(communicator, buffer, Reduction::Sum).unwrap();
+        }
+        group.run().unwrap();
+    });
+}

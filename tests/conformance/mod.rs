@@ -1,0 +1,175 @@
+//! What every device's communicators must do, written once.
+//!
+//! A device instantiates the suite with one line, `conformance!(make)`, where `make` gives communicators for a number of ranks
+//! and options. The modules below hold one topic each; what they share is a [`case::Case`] (one call, as every rank makes
+//! it), the oracle that says what must come out, and the watchdog that turns a hang into a failure. Tests reach the library
+//! only through its public interface.
+//!
+//! Random tests take their seed from `TUTTI_SEED` where it is set, and print the command that replays them where they fail.
+
+pub(crate) mod asynchronous;
+pub(crate) mod breaking;
+pub(crate) mod buffers;
+pub(crate) mod case;
+pub(crate) mod deadlines;
+pub(crate) mod disagreement;
+pub(crate) mod endurance;
+pub(crate) mod examples;
+pub(crate) mod exhaustive;
+pub(crate) mod groups;
+pub(crate) mod lending;
+pub(crate) mod number;
+pub(crate) mod numbers;
+pub(crate) mod oracle;
+pub(crate) mod random;
+pub(crate) mod ranks;
+pub(crate) mod settings;
+pub(crate) mod splitting;
+
+use tutti::{Communicator, Options};
+
+/// Gives one communicator for each of a number of ranks.
+pub(crate) type Make = fn(usize, Options) -> tutti::Result<Vec<Communicator>>;
+
+/// Instantiates the suite for the communicators that `$make` (a [`Make`]) gives.
+macro_rules! conformance {
+    ($make:expr) => {
+        conformance! { @tests $make;
+            examples: [
+                four_ranks_of_1_2_3_all_reduce_to_4_8_12
+                one_number_from_each_of_four_ranks_gathers_to_1_2_3_4
+                four_ranks_of_1_2_3_4_reduce_scatter_to_4_8_12_and_16
+                four_ranks_of_multiples_of_their_number_reduce_scatter_to_10_20_30_and_40
+                a_broadcast_gives_everyone_the_roots_numbers
+                a_reduce_gives_the_root_the_sum_and_leaves_the_others_alone
+                the_average_of_0_1_2_and_3_is_one_and_a_half
+                all_reduce_equals_reduce_scatter_followed_by_all_gather
+            ];
+            exhaustive: [
+                every_small_all_reduce_is_right
+                every_small_reduce_scatter_is_right
+                every_small_all_gather_is_right
+                every_small_broadcast_is_right
+                every_small_reduce_is_right
+                every_algorithm_is_right_on_threads_too
+                calls_around_the_default_slots_and_chunks_are_right
+                the_same_call_twice_gives_the_same_bits
+                slots_of_every_small_size_and_number_carry_every_algorithm
+                nobody_leaves_a_barrier_before_everyone_has_come
+            ];
+            random: [
+                any_call_is_right
+                any_row_of_calls_is_right
+            ];
+            numbers: [
+                a_nan_at_any_rank_is_a_nan_everywhere
+                copies_keep_every_bit_pattern
+                special_values_meet_as_ieee_says
+                all_sixteen_bit_values_meet_as_ieee_says
+                minus_zero_is_less_than_plus_zero
+                infinities_and_their_differences_are_what_ieee_says
+                sums_of_f16_overflow_to_infinity
+                averages_of_the_largest_numbers_do_not_overflow
+                subnormals_are_kept_whatever_mode_the_calling_thread_is_in
+                direct_and_one_shot_reduce_in_rank_order_and_round_once
+            ];
+            disagreement: [
+                calls_that_differ_on_one_rank_are_a_mismatch_on_every_rank
+                calls_that_differ_on_every_rank_are_a_mismatch_on_every_rank
+                calls_in_another_order_are_a_mismatch
+                a_group_with_other_contents_is_a_mismatch
+                a_rank_with_one_call_too_many_is_a_mismatch_as_soon_as_the_others_call_something_else
+                broadcasts_from_different_roots_are_noticed_before_the_slots_run_out
+                any_single_difference_in_a_row_of_calls_reaches_every_rank
+                large_calls_that_differ_by_one_element_write_nothing_outside_their_buffers
+            ];
+            deadlines: [
+                a_rank_that_never_comes_is_named_on_every_rank
+                several_late_ranks_are_all_named
+                a_deadline_of_one_call_is_its_own
+                a_rank_that_comes_late_but_in_time_is_waited_for
+                a_late_rank_is_named_with_its_last_call
+                a_late_rank_is_named_by_those_that_do_not_wait_for_it_directly
+                deadlines_of_zero_and_of_forever_are_deadlines
+            ];
+            breaking: [
+                abort_ends_a_call_that_is_under_way
+                abort_ends_calls_that_come_later
+                abort_reaches_every_algorithm
+                abort_outlives_the_communicators
+                a_panic_frees_the_other_ranks
+                a_panic_in_the_middle_of_a_row_of_calls_frees_the_other_ranks
+                a_panic_among_asynchronous_calls_unwinds_at_once
+                a_dropped_communicator_frees_the_other_ranks
+                a_rank_may_leave_as_soon_as_it_has_finished
+                a_broken_communicator_stays_broken_with_the_same_error
+                mistakes_of_one_caller_leave_the_communicator_usable
+                mistakes_are_described_with_what_was_expected_and_what_came
+            ];
+            lending: [
+                nobody_touches_buffers_after_an_aborted_call_has_returned
+                nobody_touches_buffers_after_a_rank_has_left
+            ];
+            splitting: [
+                colours_and_keys_decide_who_is_where
+                a_rank_without_a_colour_gets_none
+                a_part_outlives_the_whole
+                parts_of_parts_work_beside_their_parents
+                calls_on_lanes_overlap
+                a_broken_part_leaves_the_whole_usable
+                parts_inherit_settings
+            ];
+            asynchronous: [
+                asynchronous_calls_do_what_blocking_ones_do
+                blocking_calls_come_after_asynchronous_ones_that_were_issued_before
+                a_thousand_calls_can_be_outstanding
+                a_dropped_pending_call_is_made_all_the_same
+                failed_calls_give_their_buffers_back
+                dropping_a_communicator_waits_for_its_asynchronous_calls
+                any_owned_buffer_can_be_lent
+            ];
+            groups: [
+                a_group_looks_like_its_calls_one_after_the_other
+                one_thread_can_be_all_ranks_of_several_communicators
+                a_group_that_is_dropped_does_nothing
+                a_mistake_is_reported_where_it_is_added
+                a_failure_in_one_communicator_leaves_the_others_finished
+                a_group_waits_for_asynchronous_calls_that_were_issued_before
+                empty_groups_succeed
+            ];
+            settings: [
+                settings_out_of_range_are_errors_that_say_the_range
+                a_memory_report_counts_connections_and_plans_and_prints_itself
+                a_memory_budget_is_kept_or_a_typed_error_on_every_rank
+                a_memory_budget_of_what_is_needed_is_enough_and_a_byte_less_is_not
+                a_trace_has_every_step_in_order
+                a_trace_of_any_length_can_be_asked_for
+                a_plan_can_be_looked_at_before_it_runs
+                slots_beyond_all_memory_are_a_typed_error_on_every_rank
+                a_communicators_algorithm_is_used_where_it_offers_the_collective
+                communicators_and_errors_can_go_between_threads
+            ];
+            endurance: [
+                ten_thousand_mixed_calls_agree_on_every_rank
+                a_root_may_run_far_ahead
+                a_small_call_follows_a_much_larger_one
+                threads_may_share_a_communicator
+                many_communicators_work_side_by_side
+                many_more_ranks_than_processors_make_progress
+                communicators_come_and_go
+            ];
+        }
+    };
+    (@tests $make:expr; $($module:ident: [$($test:ident)*];)*) => {
+        $(
+            mod $module {
+                $(
+                    #[test]
+                    fn $test() {
+                        crate::conformance::$module::$test($make);
+                    }
+                )*
+            }
+        )*
+    };
+}

@@ -1,0 +1,97 @@
+//! Running ranks: on threads of their own, under a watchdog, with settings. Nothing here knows what a call does.
+
+use std::panic::resume_unwind;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use tutti::{Communicator, Options};
+
+/// How long a test may take whose calls are few: a hang is reported after this.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// How long a test may take that makes very many calls, on a machine that does other things too.
+pub(crate) const LATER: Duration = Duration::from_secs(300);
+
+/// Runs `body` and fails the test if it is not done within `limit`. (A thread that hangs cannot be ended; it goes with the
+/// process.)
+pub(crate) fn within<R: Send + 'static>(limit: Duration, body: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, done) = channel();
+    let watched = std::thread::spawn(move || {
+        let result = body();
+        // Nobody listens any more once the limit has passed.
+        let _ = sender.send(());
+        result
+    });
+    if done.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+        panic!("the test hangs: it was not done within {limit:?}");
+    }
+    watched.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Runs `body` for each communicator on a thread of its own, which it moves to; what each returned, by rank. If any
+/// panics, so does this, once all are done.
+pub(crate) fn on_threads<R: Send>(communicators: Vec<Communicator>, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> =
+            communicators.into_iter().map(|communicator| scope.spawn(move || body(communicator))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+/// As [`on_threads`], with communicators that are only lent.
+pub(crate) fn each_on_a_thread<R: Send>(
+    communicators: &[Communicator],
+    body: impl Fn(&Communicator) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> =
+            communicators.iter().map(|communicator| scope.spawn(move || body(communicator))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+/// The default options, changed by `change`.
+pub(crate) fn options(change: impl FnOnce(&mut Options)) -> Options {
+    let mut options = Options::default();
+    change(&mut options);
+    options
+}
+
+/// Options whose slots hold `slot_bytes`, `slots` of them.
+pub(crate) fn with_slots(slot_bytes: u32, slots: u32) -> Options {
+    options(|options| {
+        options.slot_bytes = slot_bytes;
+        options.slots = slots;
+    })
+}
+
+/// Numbers that look random and are always the same for the same seed (Steele, Lea and Flood's SplitMix64).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    /// The next number.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// One of them.
+    pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+}
+
+/// Mixes the bits of a number.
+pub(crate) fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
