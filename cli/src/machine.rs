@@ -40,15 +40,25 @@ fn memory_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the control group leaves: version 2's files, or version 1's.
+/// What the control group leaves: version 2's files, or version 1's. Cached files that nobody uses count as free.
 fn control_group_bytes() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let [version_2, version_1] = [
-        ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"],
-        ["/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"],
+        ("/sys/fs/cgroup/memory", ["max", "current", "stat"], "inactive_file"),
+        ("/sys/fs/cgroup/memory/memory", ["limit_in_bytes", "usage_in_bytes", "stat"], "total_inactive_file"),
     ]
-    .map(|[limit, usage]| Some(read(limit)?.saturating_sub(read(usage)?)));
+    .map(|(stem, [limit, usage, statistics], cached)| {
+        let limit = read(&format!("{stem}.{limit}"))?;
+        let usage = read(&format!("{stem}.{usage}"))?;
+        let statistics = fs::read_to_string(format!("{stem}.{statistics}")).unwrap_or_default();
+        Some(limit.saturating_sub(usage.saturating_sub(statistic(&statistics, cached).unwrap_or(0))))
+    });
     version_2.or(version_1)
+}
+
+/// A line `name value` of a control group's statistics.
+fn statistic(statistics: &str, name: &str) -> Option<u64> {
+    statistics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 /// The host's name.
@@ -73,5 +83,12 @@ mod tests {
         assert_eq!(memory_available(text), Some(23_000_000 * 1024));
         assert_eq!(memory_available("MemAvailable: many kB"), None);
         assert_eq!(memory_available(""), None);
+    }
+
+    #[test]
+    fn cached_files_are_read_from_the_statistics_of_a_control_group() {
+        let text = "inactive_file_more 1\ninactive_anon 2\ninactive_file 4096\n";
+        assert_eq!(statistic(text, "inactive_file"), Some(4096));
+        assert_eq!(statistic(text, "total_inactive_file"), None);
     }
 }

@@ -130,7 +130,7 @@ fn remove_on_signals() {
         let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
         let Ok(mut signals) = Signals::new(signals) else { return };
         std::thread::spawn(move || {
-            for signal in signals.forever() {
+            if let Some(signal) = signals.forever().next() {
                 let pending = unfinished();
                 for path in pending.iter() {
                     let _ = fs::remove_file(path);

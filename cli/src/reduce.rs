@@ -14,6 +14,7 @@ use crate::tensors::{Format, Tensor, TensorFile, differences};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -166,7 +167,10 @@ fn check_same(files: &[TensorFile]) -> Result<(), Failure> {
     let (first, others) = (&files[0], &files[1..]);
     let all: Vec<String> = others.iter().flat_map(|other| differences(first, other)).collect();
     if !all.is_empty() {
-        let mut text = format!("the files do not hold the same tensors:\n  {}", all[..all.len().min(DIFFERENCES_SHOWN)].join("\n  "));
+        let mut text = format!(
+            "the files do not hold the same tensors:\n  {}",
+            all[..all.len().min(DIFFERENCES_SHOWN)].join("\n  ")
+        );
         if all.len() > DIFFERENCES_SHOWN {
             text += &format!("\n  and {} more", all.len() - DIFFERENCES_SHOWN);
         }
@@ -175,7 +179,7 @@ fn check_same(files: &[TensorFile]) -> Result<(), Failure> {
     for other in others {
         let (ours, theirs) = (&first.header.metadata, &other.header.metadata);
         let keys = ours.keys().chain(theirs.keys()).filter(|key| ours.get(*key) != theirs.get(*key));
-        let keys: std::collections::BTreeSet<&str> = keys.map(String::as_str).collect();
+        let keys: BTreeSet<&str> = keys.map(String::as_str).collect();
         if !keys.is_empty() {
             let keys: Vec<&str> = keys.into_iter().collect();
             crate::warn(&format!(
@@ -223,14 +227,21 @@ impl Work<'_> {
         let length = piece_bytes.min(usize::try_from(largest).unwrap_or(usize::MAX)).div_ceil(size_of::<f32>());
         buffer.try_reserve_exact(length).map_err(|error| Failure::Failed(format!("no memory: {error}")))?;
         buffer.resize(length, 0_f32);
-        let own = file.header.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect::<std::collections::HashMap<_, _>>();
+        let own: HashMap<&str, &Tensor> =
+            file.header.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         for target in &self.files[0].header.tensors {
             // The same in every file, but elsewhere in it.
-            let Some(source) = own.get(target.name.as_str()) else { continue };
+            let source = own.get(target.name.as_str()).ok_or_else(|| {
+                Failure::Failed(format!("{} does not have the tensor `{}`", file.path.display(), target.name))
+            })?;
             match target.dtype {
                 DType::F32 => self.tensor::<f32>(communicator, source, target, &mut buffer)?,
-                DType::F16 => self.tensor::<f16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?,
-                DType::BF16 => self.tensor::<bf16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?,
+                DType::F16 => {
+                    self.tensor::<f16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?
+                }
+                DType::BF16 => {
+                    self.tensor::<bf16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?
+                }
                 other => return Err(Failure::Failed(format!("tensor `{}`: {other} cannot be reduced", target.name))),
             }
         }

@@ -34,7 +34,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = |digits: &str| digits.bytes().fold(0_u128, |value, digit| value * 10 + u128::from(digit - b'0'));
     let scale = 10_u128.pow(fraction.len() as u32);
     let part = digits(fraction) * unit_bytes;
-    if part % scale != 0 {
+    if !part.is_multiple_of(scale) {
         return Err(format!("{text} is not a whole number of bytes"));
     }
     let bytes = digits(whole) * unit_bytes + part / scale;

@@ -118,7 +118,9 @@ pub(crate) fn row_half(half: &Half) -> String {
 pub(crate) fn footer(program: &str, out_of_bounds: u64, average_gb_s: f64, minimum: Option<f64>) -> String {
     let verdict = |good: bool| if good { "OK" } else { "FAILED" };
     let bandwidth = match minimum {
-        Some(minimum) => format!("{} {}", format_general(average_gb_s), verdict(bandwidth_is_good(average_gb_s, minimum))),
+        Some(minimum) => {
+            format!("{} {}", format_general(average_gb_s), verdict(bandwidth_is_good(average_gb_s, minimum)))
+        }
         None => format_general(average_gb_s),
     };
     format!(
@@ -246,13 +248,8 @@ mod tests {
 
     #[test]
     fn a_row_is_that_of_nccl_tests() {
-        let half = Half {
-            time_us: 10.856,
-            algorithm_gb_s: 0.004,
-            bus_gb_s: 12345.6,
-            wrong: Some(0),
-            per_iteration: None,
-        };
+        let half =
+            Half { time_us: 10.856, algorithm_gb_s: 0.004, bus_gb_s: 12345.6, wrong: Some(0), per_iteration: None };
         let unchecked = Half { wrong: None, ..half.clone() };
         assert_eq!(
             row_start(8, 2, "float", "sum", -1) + &row_half(&half) + &row_half(&unchecked),

@@ -17,7 +17,11 @@ fn all_is_right(outcome: &Outcome) {
         assert_eq!(row.len(), 13, "{row:?}");
         assert_eq!((row[8], row[12]), ("0", "0"), "{row:?}");
     }
-    assert!(outcome.stdout.contains("\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("\n# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "),
+        "{}",
+        outcome.stdout
+    );
 }
 
 #[test]
@@ -43,7 +47,8 @@ fn every_algorithm_is_right() {
         ("reduce", &["tree", "chain", "direct"]),
     ] {
         for algorithm in algorithms {
-            let line = format!("perf {collective} --algorithm {algorithm} -g 4 -b 20 -e 1M -f 37 -n 1 -d bf16 -o avg -r all");
+            let line =
+                format!("perf {collective} --algorithm {algorithm} -g 4 -b 20 -e 1M -f 37 -n 1 -d bf16 -o avg -r all");
             all_is_right(&run_line(&line).good());
         }
     }
@@ -72,7 +77,9 @@ fn the_table_has_the_lines_of_nccl_tests() {
     assert!(lines[5].starts_with("#  Rank  0 Group  0 Pid ") && lines[6].starts_with("#  Rank  1 Group  0 Pid "));
     assert_eq!(lines[7], "#");
     assert!(lines[8].trim_end().ends_with("out-of-place                       in-place"));
-    assert!(lines[9].starts_with("#       size         count      type   redop    root     time   algbw   busbw  #wrong"));
+    assert!(
+        lines[9].starts_with("#       size         count      type   redop    root     time   algbw   busbw  #wrong")
+    );
     let row = lines[11];
     assert!(row.starts_with("           8             2     float     sum      -1  "), "{row}");
     assert_eq!(row.len(), lines[9].len(), "{row}");
@@ -172,9 +179,9 @@ fn nonsense_is_a_usage_error() {
         ("perf -g 100000", "1 to 256 ranks"),
         ("perf -b 1M -e 1K", "larger than -e"),
         ("perf -i 0", "at least one byte"),
-        ("perf -f 1", "-f"),
-        ("perf -f 0", "-f"),
-        ("perf -n 0", "-n"),
+        ("perf -f 1", "--stepfactor"),
+        ("perf -f 0", "--stepfactor"),
+        ("perf -n 0", "--iters"),
         ("perf -r 2 reduce", "counted from 0"),
         ("perf nothing", "all_reduce"),
         ("perf -d int8", "bfloat16"),

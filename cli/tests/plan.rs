@@ -51,7 +51,7 @@ fn nonsense_is_a_usage_error() {
         ("plan all_gather -g 3 --size 16", "multiple of 12"),
         ("plan all_reduce -g 4", "--size"),
         ("plan all-reduce -g 4", "--size"),
-        ("plan all_reduce --size 4", "-g"),
+        ("plan all_reduce --size 4", "--ranks"),
         ("plan all_reduce -g 0 --size 4", "1 to 1024 ranks"),
         ("plan all_reduce -g 100000 --size 4", "1 to 1024 ranks"),
         ("plan reduce -g 2 -r 2 --size 4", "counted from 0"),
@@ -77,7 +77,8 @@ fn the_largest_plans_end_quickly() {
 
 #[test]
 fn a_plan_that_is_too_large_to_verify_is_not_called_wrong() {
-    let outcome = run_line("plan all_reduce -g 600 --size 4 --algorithm one_shot --verify").failed(1, &["not verified"]);
+    let outcome =
+        run_line("plan all_reduce -g 600 --size 4 --algorithm one_shot --verify").failed(1, &["not verified"]);
     assert!(outcome.stdout.contains("# not verified: ") && !outcome.stdout.contains("# wrong"));
 }
 

@@ -42,7 +42,9 @@ impl Tensor {
 fn decode(dtype: Dtype, data: &[u8]) -> Vec<f64> {
     let pairs = || data.chunks_exact(2).map(|bytes| [bytes[0], bytes[1]]);
     match dtype {
-        Dtype::F32 => data.chunks_exact(4).map(|bytes| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))).collect(),
+        Dtype::F32 => {
+            data.chunks_exact(4).map(|bytes| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))).collect()
+        }
         Dtype::F16 => pairs().map(|bytes| f16::from_le_bytes(bytes).to_f64()).collect(),
         Dtype::BF16 => pairs().map(|bytes| bf16::from_le_bytes(bytes).to_f64()).collect(),
         other => panic!("no rule for {other}"),
@@ -83,7 +85,12 @@ impl Place {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         fs::write(self.path(name), &bytes).unwrap();
-        fs::File::options().write(true).open(self.path(name)).unwrap().set_len(bytes.len() as u64 + data_bytes).unwrap();
+        fs::File::options()
+            .write(true)
+            .open(self.path(name))
+            .unwrap()
+            .set_len(bytes.len() as u64 + data_bytes)
+            .unwrap();
         self.path(name)
     }
 
@@ -135,7 +142,8 @@ fn an_average_of_three_files_is_exact_where_it_can_be() {
     let value = |file: usize, index: usize| 12.0 * ((index * 7 + file * 5) % 13) as f64;
     let files: Vec<PathBuf> = (0..3)
         .map(|file| {
-            let tensors = shapes.map(|(name, dtype, shape)| Tensor::new(name, dtype, shape, |index| value(file, index)));
+            let tensors =
+                shapes.map(|(name, dtype, shape)| Tensor::new(name, dtype, shape, |index| value(file, index)));
             place.write_with(&format!("run{file}.safetensors"), &tensors, &[("format", "pt"), ("note", "é \"x\"")])
         })
         .collect();
@@ -185,7 +193,10 @@ fn two_files_reduce_to_the_correctly_rounded_result() {
             let exact: Vec<f64> = of_a.iter().zip(&of_b).map(|(&a, &b)| operation(a, b)).collect();
             let expected = Tensor { values: exact, ..tensors[0].clone() }.data();
             let bytes = fs::read(&output).unwrap();
-            assert!(SafeTensors::deserialize(&bytes).unwrap().tensor("w").unwrap().data() == expected, "{op} of {dtype}");
+            assert!(
+                SafeTensors::deserialize(&bytes).unwrap().tensor("w").unwrap().data() == expected,
+                "{op} of {dtype}"
+            );
         }
     }
 }
@@ -262,7 +273,9 @@ fn thousands_of_tensors_and_none_at_all_are_fine() {
     let files: Vec<PathBuf> = (0..3)
         .map(|file| {
             let tensor = |index: usize| {
-                Tensor::new(&format!("layer.{index}"), Dtype::F32, &[index % 5], |element| (file * index + element) as f64)
+                Tensor::new(&format!("layer.{index}"), Dtype::F32, &[index % 5], |element| {
+                    (file * index + element) as f64
+                })
             };
             place.write(&format!("{file}.safetensors"), &(0..4000).map(tensor).collect::<Vec<_>>())
         })

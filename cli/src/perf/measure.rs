@@ -234,7 +234,11 @@ impl<T: Number> Run<'_, T> {
     }
 
     /// The mean time of a call, after some calls that warm up.
-    fn time(&self, communicator: &Communicator, mut call: impl FnMut() -> tutti::Result<()>) -> Result<OfRank, Failure> {
+    fn time(
+        &self,
+        communicator: &Communicator,
+        mut call: impl FnMut() -> tutti::Result<()>,
+    ) -> Result<OfRank, Failure> {
         for _ in 0..self.settings.warmup_iterations {
             call()?;
         }

@@ -253,6 +253,11 @@ impl Sweep {
         if skip > 0 && (args.per_iteration == 0 || skip >= args.iterations) {
             return usage(format!("-K {skip}: expected -I 1 and fewer than the {} iterations", args.iterations));
         }
+        // Each of them is kept, on every rank.
+        const ITERATIONS_KEPT_MAX: u64 = 1_000_000;
+        if args.per_iteration == 1 && args.iterations > ITERATIONS_KEPT_MAX {
+            return usage(format!("-I 1: expected at most {ITERATIONS_KEPT_MAX} iterations, got {}", args.iterations));
+        }
         let collective = args.collective;
         let reductions = match collective.reduces() {
             true => args.reductions.among(Reduction::ALL.iter().copied()).into_iter().map(Some).collect(),
@@ -580,6 +585,7 @@ mod tests {
             ("perf --algorithm chain", "all_reduce is offered by ring"),
             ("perf all_to_all", "all_reduce, reduce_scatter"),
             ("perf -K 1", "-I 1"),
+            ("perf -I 1 -n 1000000000", "at most 1000000 iterations"),
             ("perf -I 1 -n 5 -K 5", "fewer than the 5"),
         ] {
             let error = sweep(line).err().unwrap_or_else(|| panic!("{line} was taken"));

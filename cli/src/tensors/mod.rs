@@ -136,7 +136,11 @@ fn tensor_bytes(shape: &[u64], element_bytes: u64) -> Option<u64> {
 /// Reads exactly `bytes` more, which the caller has compared with the file's length.
 fn read_more(source: &mut impl Read, bytes: u64, into: &mut Vec<u8>) -> Result<(), String> {
     let read = source.by_ref().take(bytes).read_to_end(into).map_err(|error: io::Error| error.to_string())?;
-    if read as u64 == bytes { Ok(()) } else { Err(format!("truncated: {read} of {bytes} bytes of the header are there")) }
+    if read as u64 == bytes {
+        Ok(())
+    } else {
+        Err(format!("truncated: {read} of {bytes} bytes of the header are there"))
+    }
 }
 
 #[cfg(test)]

@@ -146,7 +146,9 @@ impl Literals<'_> {
     fn descr(&mut self) -> Result<String, String> {
         self.skip_blanks();
         if self.rest.starts_with(b"[") {
-            return Err("structured types are not supported: only float32 (<f4) and float16 (<f2) can be reduced".to_owned());
+            return Err(
+                "structured types are not supported: only float32 (<f4) and float16 (<f2) can be reduced".to_owned()
+            );
         }
         self.string()
     }
@@ -262,11 +264,7 @@ mod tests {
             ("{'descr': '<f4', 'fortran_order': None, 'shape': (2,), }".to_owned(), 8, "True or False"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }".to_owned(), 8, "extent"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }".to_owned(), 8, "extent"),
-            (
-                "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999,9), }".to_owned(),
-                8,
-                "too large",
-            ),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999,9), }".to_owned(), 8, "too large"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), } x".to_owned(), 8, "goes on"),
             ("{'descr': '<f4', 'shape': (2,)}".to_owned(), 8, "no entry 'fortran_order'"),
             (String::new(), 8, "expected '{'"),
