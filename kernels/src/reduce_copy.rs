@@ -15,8 +15,8 @@ use crate::element::{Element, Number};
 use crate::layout::SPECIALISED_OPERANDS;
 use crate::reduction::Reduction;
 use crate::target::{
-    PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, UNROLL, WARP_THREADS, copy, load_pack, store_pack, thread_count,
-    thread_index,
+    PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, UNROLL, WARP_THREADS, copy, load_pack,
+    store_pack, thread_count, thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -308,8 +308,14 @@ unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range)
 /// As [`reduce_copy`].
 #[inline(always)]
 unsafe fn edges<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
+    let tail_bytes = range.bytes - range.head_bytes - range.packs_bytes;
+    let padded_bytes = if tail_bytes >= PADDED_TAIL_BYTES_MIN { tail_bytes } else { 0 };
+    if padded_bytes > 0 {
+        // SAFETY: the tail lies inside the operands, and is shorter than a pack.
+        unsafe { padded_pack::<E, R, A>(operands, range.bytes - tail_bytes, tail_bytes) };
+    }
     let mut place = thread_index() * E::BYTES;
-    while place < range.bytes - range.packs_bytes {
+    while place < range.bytes - range.packs_bytes - padded_bytes {
         let offset = if place < range.head_bytes { place } else { place + range.packs_bytes };
         // SAFETY: the offset lies inside the range, at a multiple of the element's size, and each element is handled by
         // exactly one thread.
@@ -345,35 +351,82 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
     let mut sums: [MaybeUninit<E::Wide>; COUNT] = [const { MaybeUninit::uninit() }; COUNT];
     operands.each_source(|index, address, scale| {
         for (pack, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: the pack lies inside the source; there is a first source, and it initialises the sum.
-            unsafe {
-                let address = address.add(offset + pack * spacing_bytes);
-                if index == 0 {
-                    let sum = sum.write(E::load(address));
-                    if R::SCALES {
-                        E::map(sum, |number| number.scaled(scale));
-                    }
-                } else {
-                    E::load_with(sum.assume_init_mut(), address, |sum, number| {
-                        R::combine(sum, if R::SCALES { number.scaled(scale) } else { number })
-                    });
-                }
-            }
+            // SAFETY: the pack lies inside the source; the first source comes first.
+            unsafe { accumulate::<E, R>(sum, index, address.add(offset + pack * spacing_bytes), scale) };
         }
     });
-    let finish = operands.finish();
     for (pack, sum) in sums.iter_mut().enumerate() {
         // SAFETY: there is a first source, and it initialised the sum.
-        let sum = unsafe { sum.assume_init_mut() };
-        if R::SCALES {
-            E::map(sum, |number| E::finished(number, finish));
-        }
-        let result = E::narrow_pack(sum);
+        let result = finish::<E, R>(unsafe { sum.assume_init_mut() }, operands.finish());
         // SAFETY: the packs lie inside the destination.
         operands.each_destination(|address| unsafe {
             store_pack(address.add(offset + pack * spacing_bytes), result);
         });
     }
+}
+
+/// The last `bytes` bytes, fewer than a pack, as a pack of which the rest is zeros: on targets where a pack is long this is
+/// much quicker than going through its elements. Never on a team of several threads.
+///
+/// # Safety
+/// The bytes lie inside the operands.
+#[inline(always)]
+unsafe fn padded_pack<E: Element, R: Reduction, A: Access>(operands: &A, offset: usize, bytes: usize) {
+    let mut padded = [0_u8; PACK_BYTES];
+    let mut sum = MaybeUninit::<E::Wide>::uninit();
+    let plain = operands.is_plain_copy();
+    operands.each_source(|index, address, scale| {
+        // SAFETY: the bytes lie inside the source, and fit; the first source comes first.
+        unsafe {
+            ptr::copy_nonoverlapping(address.add(offset), padded.as_mut_ptr(), bytes);
+            if !plain {
+                accumulate::<E, R>(&mut sum, index, padded.as_ptr(), scale);
+            }
+        }
+    });
+    if !plain {
+        // SAFETY: there is a first source, and it initialised the sum; the array is a pack's size.
+        unsafe { store_pack(padded.as_mut_ptr(), finish::<E, R>(sum.assume_init_mut(), operands.finish())) };
+    }
+    // SAFETY: the bytes lie inside the destination, and are no more than there are.
+    operands.each_destination(|address| unsafe {
+        ptr::copy_nonoverlapping(padded.as_ptr(), address.add(offset), bytes);
+    });
+}
+
+/// Combines the pack at `address` of the source `index` into `sum`.
+///
+/// # Safety
+/// The pack is there to be loaded; `sum` is initialised unless this is the first source.
+#[inline(always)]
+unsafe fn accumulate<E: Element, R: Reduction>(
+    sum: &mut MaybeUninit<E::Wide>,
+    index: usize,
+    address: *const u8,
+    scale: f32,
+) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if index == 0 {
+            let sum = sum.write(E::load(address));
+            if R::SCALES {
+                E::map(sum, |number| number.scaled(scale));
+            }
+        } else {
+            E::load_with(sum.assume_init_mut(), address, |sum, number| {
+                R::combine(sum, if R::SCALES { number.scaled(scale) } else { number })
+            });
+        }
+    }
+}
+
+/// The pack that a sum ends as.
+#[inline(always)]
+fn finish<E: Element, R: Reduction>(sum: &mut E::Wide, factor: f32) -> E::Pack {
+    if R::SCALES {
+        E::map(sum, |number| E::finished(number, factor));
+    }
+    E::narrow_pack(sum)
 }
 
 /// One element of each operand.

@@ -12,6 +12,10 @@ pub const PACK_ALIGNMENT: usize = 64;
 /// Whether a pack's address must be aligned.
 pub const PACKS_MUST_ALIGN: bool = false;
 
+/// A tail of at least so many bytes is handled as a pack that is filled up with zeros: a pack is long, and going through
+/// its elements one by one is slow.
+pub const PADDED_TAIL_BYTES_MIN: usize = 64;
+
 /// Packs that one thread handles per trip of the hot loop.
 pub const UNROLL: usize = 1;
 

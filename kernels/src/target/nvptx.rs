@@ -25,6 +25,10 @@ pub const PACK_ALIGNMENT: usize = 16;
 /// Whether a pack's address must be aligned.
 pub const PACKS_MUST_ALIGN: bool = true;
 
+/// A tail of at least so many bytes is handled as a pack that is filled up with zeros: none is, since a pack is short, and
+/// the team's threads share out the elements.
+pub const PADDED_TAIL_BYTES_MIN: usize = usize::MAX;
+
 /// Packs of each source that one thread has in flight per trip of the hot loop.
 pub const UNROLL: usize = 4;
 
