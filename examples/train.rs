@@ -1,11 +1,14 @@
 //! Data-parallel training: each rank sees a part of every batch, and all of them hold the same model.
 //!
 //! A small network learns to judge red wines (1599 wines, 11 measurements each; they lie inside the crate `linfa-datasets`,
-//! nothing is downloaded). The ranks are threads; candle computes on the CPU.
+//! nothing is downloaded). The ranks are threads; candle computes on the CPU. On two cores that others were using too:
 //!
 //! ```text
 //! $ cargo run --release --example train -- --ranks 2
-//! SAMPLE
+//! 747 weights, 100 steps of 256 wines
+//! ranks: 2, loss: 3.0247 to 0.9000, samples/s: 40966, communicating: [84, 80] %
+//! ranks: 1, loss: 3.0247 to 0.9000, samples/s: 64360, communicating: [0] %
+//! largest difference between weights: 3.6e-7 (allowed: 1e-5)
 //! ```
 //!
 //! What there is to see, in [`train_rank`]:
@@ -20,7 +23,7 @@
 //!   all-reduce, and the optimizer's state exists once and not once per rank (ZeRO, Rajbhandari et al. 2020, stage 1).
 //!
 //! Then one rank trains alone on the same batches. It must come to the same weights, but for rounding: a sum over ranks adds
-//! in another order than a sum over one batch.
+//! in another order than a sum over one batch. So small a network has ranks mostly wait for each other.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -50,7 +53,7 @@ pub(crate) struct Settings {
     #[arg(long, default_value_t = 100, value_parser = from_1_to(1_000_000))]
     pub(crate) steps: usize,
     /// Wines per step, over all ranks together.
-    #[arg(long, default_value_t = 256, value_parser = from_1_to(1_000_000))]
+    #[arg(long, default_value_t = 256, value_parser = from_1_to(2047))]
     pub(crate) batch: usize,
     /// Reduce-scatter the gradients, step on one shard per rank, all-gather the weights.
     #[arg(long)]
@@ -112,9 +115,9 @@ fn report(settings: &Settings, outcomes: &[Outcome]) {
     let [first_loss, last_loss] = outcomes[0].losses;
     let slowest_s = outcomes.iter().map(|outcome| outcome.training_s).fold(0.0, f64::max);
     let samples_per_s = (settings.steps * settings.batch) as f64 / slowest_s;
-    let percent = outcomes.iter().map(|outcome| 100.0 * outcome.communicating_s / outcome.training_s);
-    println!("ranks: {}, loss: {first_loss:.4} to {last_loss:.4}, samples/s: {samples_per_s:.0},", outcomes.len());
-    println!("    % of the time communicating, by rank: {:.0?}", percent.collect::<Vec<_>>());
+    let percents = outcomes.iter().map(|outcome| 100.0 * outcome.communicating_s / outcome.training_s);
+    print!("ranks: {}, loss: {first_loss:.4} to {last_loss:.4}, ", outcomes.len());
+    println!("samples/s: {samples_per_s:.0}, communicating: {:.0?} %", percents.collect::<Vec<_>>());
 }
 
 /// The largest distance between two weights at the same place; NaN where one of them is.
@@ -141,7 +144,6 @@ pub(crate) fn train(settings: &Settings, wines: &Wines) -> Result<Vec<Outcome>> 
 fn train_rank(communicator: &Communicator, settings: &Settings, wines: &Wines) -> Result<Outcome> {
     let (rank, rank_count) = (communicator.rank(), communicator.rank_count());
     let model = Model::new()?;
-
     // Flat vectors end in zeros that make them divide into one shard per rank. `mine` is what this rank steps on.
     let shard_len = model.weight_count.div_ceil(rank_count);
     let padded_len = shard_len * rank_count;
@@ -163,8 +165,7 @@ fn train_rank(communicator: &Communicator, settings: &Settings, wines: &Wines) -
     let mut communicating_s = 0.0;
     let start = Instant::now();
     for step in 0..settings.steps {
-        let batch = wines.draw(settings, step, part.clone())?;
-        model.gradients(&batch, part_of_batch, &mut gradients)?;
+        model.gradients(&wines.draw(settings, step, part.clone())?, part_of_batch, &mut gradients)?;
         if settings.sharded {
             timed(&mut communicating_s, || communicator.reduce_scatter_in_place(&mut gradients, Reduction::Sum))?;
             descend(&mut weights[mine.clone()], &gradients[mine.clone()], &mut velocity, settings.learning_rate);
@@ -198,7 +199,8 @@ pub(crate) fn descend(weights: &mut [f32], gradients: &[f32], velocity: &mut [f3
 }
 
 /// Runs `work` in a rayon pool of its own with one thread. candle spreads large matrix products over the pool it runs in,
-/// and ranks that shared one would fight over its threads.
+/// and ranks that shared one would fight over its threads. (From 65536 elements on it also spreads sums and the like, over
+/// threads that no rank has to itself: hence the largest batch. CANDLE_NUM_THREADS=1 prevents that too.)
 pub(crate) fn single_threaded<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     rayon::ThreadPoolBuilder::new().num_threads(1).build()?.install(work)
 }
@@ -240,7 +242,6 @@ impl Model {
         Ok(())
     }
 
-    /// The mean loss over some wines.
     pub(crate) fn loss(&self, wines: &Wines) -> Result<Tensor> {
         Ok(loss::cross_entropy(&self.network.forward(&wines.measurements)?, &wines.qualities)?)
     }
@@ -262,14 +263,12 @@ impl Model {
 pub(crate) struct Wines {
     /// `[wine, measurement]`; over all wines each measurement has mean 0 and deviation 1.
     measurements: Tensor,
-    /// `[wine]`.
-    qualities: Tensor,
+    qualities: Tensor, // `[wine]`
 }
 
 impl Wines {
     const MEASUREMENTS: usize = 11;
-    /// From 0 to 10.
-    const QUALITIES: usize = 11;
+    const QUALITIES: usize = 11; // 0 to 10
 
     pub(crate) fn load() -> Result<Wines> {
         let wines = linfa_datasets::winequality();

@@ -83,6 +83,7 @@ fn flags_that_make_no_sense_are_refused_with_what_was_expected() {
         ("--ranks 0", "0 is not in 1..=64"),
         ("--ranks 65", "65 is not in 1..=64"),
         ("--steps 0", "0 is not in 1..=1000000"),
+        ("--batch 2048", "2048 is not in 1..=2047"),
         ("--batch -1", "unexpected argument '-1'"),
         ("--batch many", "invalid digit"),
         ("--learning-rate nan", "expected a number above 0, at most 1"),
