@@ -172,7 +172,8 @@ fn an_average_of_three_files_is_exact_where_it_can_be() {
 #[test]
 fn two_files_reduce_to_the_correctly_rounded_result() {
     let place = Place::new();
-    let operations: [(&str, fn(f64, f64) -> f64); 5] = [
+    type Operation = fn(f64, f64) -> f64;
+    let operations: [(&str, Operation); 5] = [
         ("sum", |a, b| a + b),
         ("prod", |a, b| a * b),
         ("min", f64::min),
