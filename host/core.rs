@@ -108,6 +108,26 @@ struct PlanKey {
     element_bytes: u32,
 }
 
+/// What a call asks for, but for its buffers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    purpose: Purpose,
+    collective: Collective,
+    dtype: Option<DType>,
+    reduction: Option<Reduction>,
+    count: u64,
+    algorithm: Option<Algorithm>,
+}
+
+/// What is known of a call before its buffers are.
+#[derive(Clone, Copy)]
+struct Prepared {
+    key: PlanKey,
+    /// With no sequence number yet.
+    fingerprint: Fingerprint,
+    advance: Advance,
+}
+
 /// A call under way.
 pub(crate) struct Active {
     key: PlanKey,
@@ -145,6 +165,8 @@ pub(crate) struct Core {
     plans: HashMap<PlanKey, BoundPlan>,
     /// The plan of the call under way, or of the last one: the next call is usually the same.
     current: Option<(PlanKey, BoundPlan)>,
+    /// The last call, as long as its plan is `current`.
+    prepared: Option<(Asked, Prepared)>,
     connection_bytes: u64,
     traces: Option<Traces>,
 }
@@ -166,6 +188,7 @@ impl Core {
             ends: Ends::default(),
             plans: HashMap::new(),
             current: None,
+            prepared: None,
             connection_bytes: 0,
             traces: None,
         }
@@ -262,6 +285,43 @@ impl Core {
         Ok(())
     }
 
+    /// All of a call that does not depend on its buffers, with its plan bound. Most calls are the same as the last one.
+    fn prepare(&mut self, request: &Request, overrides: &Overrides) -> Result<Prepared> {
+        let asked = Asked {
+            purpose: request.purpose,
+            collective: request.collective,
+            dtype: request.dtype,
+            reduction: request.reduction,
+            count: request.count,
+            algorithm: overrides.algorithm,
+        };
+        if let Some((last, prepared)) = self.prepared
+            && last == asked
+        {
+            return Ok(prepared);
+        }
+        let element_bytes = request.element_bytes();
+        let algorithm = self.algorithm(request.collective, request.count, element_bytes, overrides);
+        let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
+        self.prepared = None;
+        self.bind(key)?;
+        let words = CallWords {
+            purpose: request.purpose,
+            collective: request.collective,
+            algorithm,
+            dtype: request.dtype,
+            reduction: request.reduction,
+            count: request.count,
+            plan_digest: self.current.as_ref().map_or(0, |(_, bound)| bound.digest),
+        };
+        // A collective that reduces nothing only copies, whatever the reduction; without a type it copies bytes, which it
+        // moves in the units of any type that their number is a multiple of.
+        let advance = advance_for(request.dtype.unwrap_or(DType::F32), request.reduction.unwrap_or(Reduction::Sum));
+        let prepared = Prepared { key, fingerprint: words.pack(0), advance };
+        self.prepared = Some((asked, prepared));
+        Ok(prepared)
+    }
+
     /// Comes to a call: from here on the peers can see it.
     ///
     /// The caller keeps the request's buffers valid and lets nobody else touch them until the call is over: until
@@ -270,10 +330,7 @@ impl Core {
         if let Some(error) = self.world.board.verdict() {
             return Err(error);
         }
-        let element_bytes = request.element_bytes();
-        let algorithm = self.algorithm(request.collective, request.count, element_bytes, overrides);
-        let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
-        self.bind(key)?;
+        let prepared = self.prepare(request, overrides)?;
         let Some((_, bound)) = &mut self.current else {
             return Err(Error::Internal { what: "a bound plan is missing".to_owned() });
         };
@@ -287,16 +344,7 @@ impl Core {
             presence::note(Arc::downgrade(&self.world), self.rank);
             self.driver = Some(thread);
         }
-        let words = CallWords {
-            purpose: request.purpose,
-            collective: request.collective,
-            algorithm,
-            dtype: request.dtype,
-            reduction: request.reduction,
-            count: request.count,
-            plan_digest: bound.digest,
-        };
-        let fingerprint = words.pack(self.sequence);
+        let fingerprint = Fingerprint { sequence: self.sequence, ..prepared.fingerprint };
         let board = &self.world.board;
         board.post(self.rank, &fingerprint);
         let mut buffers = [std::ptr::null_mut(); buffer::COUNT];
@@ -322,12 +370,10 @@ impl Core {
             finish,
         };
         Ok(Active {
-            key,
+            key: prepared.key,
             fingerprint,
             call,
-            // A collective that reduces nothing only copies, whatever the reduction; without a type it copies bytes in the
-            // units of the smallest type.
-            advance: advance_for(request.dtype.unwrap_or(DType::F32), request.reduction.unwrap_or(Reduction::Sum)),
+            advance: prepared.advance,
             progress_timeout: overrides.progress_timeout.unwrap_or(self.options.progress_timeout),
             arrival_timeout: overrides.arrival_timeout.unwrap_or(self.options.arrival_timeout),
             stalled: None,

@@ -18,9 +18,9 @@ pub struct Options {
     pub memory_budget_bytes: Option<u64>,
     /// The algorithm to use for every collective that it offers; chosen by size and number of ranks if none is given.
     pub algorithm: Option<Algorithm>,
-    /// Bytes of one slot of a connection: 64 KiB.
+    /// Bytes of one slot of a connection: 32 KiB.
     pub slot_bytes: u32,
-    /// Slots of a connection, a power of two: 4.
+    /// Slots of a connection, a power of two: 8.
     pub slots: u32,
 }
 

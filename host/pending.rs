@@ -16,7 +16,8 @@ use crate::sync::lock;
 
 type Job = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// One rank and the calls that are queued for it.
+/// One rank and the calls that are queued for it. Ranks are made in one go and would else share cache lines at their ends.
+#[repr(align(128))]
 pub(crate) struct Queue {
     rank: usize,
     core: Mutex<Core>,

@@ -41,7 +41,7 @@ pub struct Geometry {
 
 impl Default for Geometry {
     fn default() -> Geometry {
-        Geometry { slot_bytes: 64 << 10, slots: 4 }
+        Geometry { slot_bytes: 32 << 10, slots: 8 }
     }
 }
 

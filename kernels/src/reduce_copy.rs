@@ -16,7 +16,7 @@ use crate::layout::SPECIALISED_OPERANDS;
 use crate::reduction::Reduction;
 use crate::target::{
     PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, UNROLL, WARP_THREADS, copy, load_pack,
-    store_pack, thread_count, thread_index,
+    prefetch_for_writing, store_pack, thread_count, thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -67,6 +67,10 @@ pub unsafe fn reduce_copy<E: Element, R: Reduction>(isa: Isa, operands: &impl Op
             return;
         }
         match isa {
+            // Every x86-64 of the last decade has more than the baseline: there, code size counts.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Baseline => any_shape::<E, R>(operands, bytes),
+            #[cfg(not(target_arch = "x86_64"))]
             Isa::Baseline => by_shape::<E, R>(operands, bytes),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::<E, R>(operands, bytes),
@@ -121,6 +125,7 @@ unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: us
     let few_destinations = operands.destination_count() <= SPECIALISED_OPERANDS;
     // SAFETY: passed on from the caller; the counts are those just matched.
     unsafe {
+        before_packs::<E, R, _>(&any_number, &range);
         match if few_destinations { operands.source_count() } else { 0 } {
             1 => walk::<E, R, _>(&Registers::<1>::new::<R>(operands), &range),
             2 => walk::<E, R, _>(&Registers::<2>::new::<R>(operands), &range),
@@ -128,7 +133,24 @@ unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: us
             4 => walk::<E, R, _>(&Registers::<4>::new::<R>(operands), &range),
             _ => walk::<E, R, _>(&any_number, &range),
         }
-        edges::<E, R, _>(&any_number, &range);
+        after_packs::<E, R, _>(&any_number, &range);
+    }
+}
+
+/// One loop for all numbers of sources and destinations.
+///
+/// # Safety
+/// As [`reduce_copy`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn any_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
+    let any_number = Indirect(operands, PhantomData::<R>);
+    let range = Range::of(&any_number, bytes);
+    // SAFETY: passed on from the caller.
+    unsafe {
+        before_packs::<E, R, _>(&any_number, &range);
+        walk::<E, R, _>(&any_number, &range);
+        after_packs::<E, R, _>(&any_number, &range);
     }
 }
 
@@ -295,11 +317,47 @@ unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range)
             offset += threads / WARP_THREADS * tile_bytes;
         }
         offset = tiles_end + thread * PACK_BYTES;
-        while offset < packs_end {
+        // Where a tile is one pack, none is left.
+        while tile_bytes > PACK_BYTES && offset < packs_end {
             packs::<E, R, A, 1>(operands, offset, warp_bytes);
             offset += threads * PACK_BYTES;
         }
     }
+}
+
+/// Handles the elements before the packs, on a thread that is alone.
+///
+/// Ranks that share out a buffer share the cache lines at the ends of their parts. Each does the first line of its part first
+/// and the last one last, so that two neighbours are not at the same line at the same time; and it asks for the last line
+/// now, since that takes as long as copying some kilobytes.
+///
+/// # Safety
+/// As [`reduce_copy`].
+#[inline(always)]
+unsafe fn before_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
+    if !PACKS_MUST_ALIGN {
+        if range.packs_bytes > 0 {
+            operands.each_destination(|address| prefetch_for_writing(address.wrapping_add(range.bytes - 1)));
+        }
+        // SAFETY: passed on from the caller.
+        unsafe { edges::<E, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
+    }
+}
+
+/// Handles the elements that [`before_packs`] left.
+///
+/// # Safety
+/// As [`reduce_copy`].
+#[inline(always)]
+unsafe fn after_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
+    let done_bytes = if PACKS_MUST_ALIGN { 0 } else { range.head_bytes };
+    let range = Range {
+        head_bytes: range.head_bytes - done_bytes,
+        packs_bytes: range.packs_bytes + done_bytes,
+        bytes: range.bytes,
+    };
+    // SAFETY: passed on from the caller.
+    unsafe { edges::<E, R, A>(operands, &range) };
 }
 
 /// Handles the elements of the range that lie before and behind its packs.

@@ -119,7 +119,7 @@ pub(crate) fn every_algorithm_is_right_on_threads_too(make: Make) {
 
 /// The slots and chunks that a communicator has by default are too large for the exhaustive tests.
 pub(crate) fn calls_around_the_default_slots_and_chunks_are_right(make: Make) {
-    const DEFAULT_SLOT_BYTES: usize = 64 << 10;
+    const DEFAULT_SLOT_BYTES: usize = 32 << 10;
     const CHUNK_BYTES: usize = 1 << 20;
     within(LATER, move || {
         let mut calls = 0;

@@ -7,10 +7,14 @@
 use std::time::{Duration, Instant};
 
 /// Polls before a rank first gives way, when every rank has a processor of its own: some ten microseconds.
-const SPINS: u32 = 400;
+const SPINS: u32 = 200;
 
 /// Polls before a rank first gives way, when ranks must share processors.
 const SPINS_SHARED: u32 = 4;
+
+/// The pauses between two polls grow by one every so many polls, up to a most.
+const POLLS_PER_PAUSE: u32 = 8;
+const PAUSES_MAX: u32 = 8;
 
 /// How long a rank gives way before it begins to sleep.
 const YIELD_FOR: Duration = Duration::from_millis(2);
@@ -52,7 +56,11 @@ impl Waiter {
     pub(crate) fn pause(&mut self) -> Option<Instant> {
         self.polls += 1;
         if self.polls < self.spins {
-            std::hint::spin_loop();
+            // The first polls come quickly, since most answers do. Later ones leave more room: the peer that is waited for may
+            // be the other thread of this very core, and slow down with every instruction that runs here.
+            for _ in 0..(1 + self.polls / POLLS_PER_PAUSE).min(PAUSES_MAX) {
+                std::hint::spin_loop();
+            }
             return None;
         }
         self.give_way()

@@ -4,7 +4,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes that one thread handles at once: long enough that the compiler makes a vector loop of it, of whatever width.
-pub const PACK_BYTES: usize = 512;
+pub const PACK_BYTES: usize = 256;
 
 /// What a pack's address had better be a multiple of: an access that crosses cache lines costs two.
 pub const PACK_ALIGNMENT: usize = 64;
@@ -197,6 +197,19 @@ pub fn minimum(left: f32, right: f32) -> f32 {
 #[inline(always)]
 pub fn maximum(left: f32, right: f32) -> f32 {
     nan_or(left, right, if order_key(left) > order_key(right) { left } else { right })
+}
+
+/// Asks for a cache line that is about to be written; a hint, whatever the address.
+#[inline(always)]
+pub fn prefetch_for_writing(address: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// f16 to f32, exactly; a NaN keeps its payload.

@@ -262,6 +262,10 @@ pub unsafe fn store_pack<P: Copy>(address: *mut u8, pack: P) {
     }
 }
 
+/// Asks for a cache line that is about to be written: a GPU hides that wait behind other threads.
+#[inline(always)]
+pub fn prefetch_for_writing(_address: *mut u8) {}
+
 /// Copies bytes with the whole team, or answers false where it has no better way than the general loop: here always.
 ///
 /// # Safety
