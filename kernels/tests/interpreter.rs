@@ -13,12 +13,14 @@ use tutti_kernels::reduction::Sum;
 
 const SLOTS: usize = 2;
 const SLOT_FLOATS: usize = 16;
-const SLOT_LINES: usize = (SLOT_HEADER_BYTES + SLOT_FLOATS * 4) / 64;
+const SLOT_LINES: usize = (SLOT_HEADER_BYTES + SLOT_FLOATS * 4).div_ceil(64);
 
 /// Sixteen floats, aligned as slots are.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line([f32; 16]);
+struct Line {
+    _floats: [f32; 16],
+}
 
 /// A connection's memory and both of its ends.
 struct Wire {
@@ -30,7 +32,7 @@ struct Wire {
 
 impl Wire {
     fn new() -> Wire {
-        let mut slots = vec![Line([0.0; 16]); SLOTS * SLOT_LINES].into_boxed_slice();
+        let mut slots = vec![Line { _floats: [0.0; 16] }; SLOTS * SLOT_LINES].into_boxed_slice();
         let mut empty = Box::new(Counter::default());
         let (address, counter) = (slots.as_mut_ptr().cast::<u8>(), &raw mut *empty);
         let slot_stride_bytes = (SLOT_LINES * 64) as u64;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tutti::{Collective, Communicator, Error, ErrorKind, LateRank, Options, Reduction};
 
 use super::Make;
-use super::ranks::{SOON, on_threads, options, within};
+use super::ranks::{SOON, each_on_a_thread, on_threads, options, within};
 
 const SHORT: Duration = Duration::from_millis(150);
 
@@ -26,7 +26,7 @@ fn late_ranks(error: &Error) -> &[LateRank] {
 }
 
 fn absent(rank: usize, last_sequence: u64) -> LateRank {
-    LateRank { rank, last_sequence, arrived: false }
+    LateRank { rank, last_sequence, arrived: false, thread_ended: false }
 }
 
 /// Lets the ranks for which `comes` is false wait until the others have failed, and then come; everyone's error.
@@ -165,6 +165,21 @@ pub(crate) fn a_late_rank_is_named_by_those_that_do_not_wait_for_it_directly(mak
                 }
             }
         }
+    });
+}
+
+pub(crate) fn a_rank_whose_thread_has_ended_gets_the_shorter_deadline(make: Make) {
+    within(SOON, move || {
+        let options = options(|options| options.progress_timeout = SHORT);
+        let communicators = make(2, options).unwrap();
+        // Rank 1's thread makes one call, and ends without giving up the communicator.
+        let results = each_on_a_thread(&communicators, |communicator| {
+            all_reduce(communicator).unwrap();
+            if communicator.rank() == 0 { all_reduce(communicator) } else { Ok(()) }
+        });
+        let error = results[0].clone().expect_err("rank 1 made one call only");
+        assert_eq!(late_ranks(&error), [LateRank { thread_ended: true, ..absent(1, 1) }]);
+        assert!(error.to_string().contains("the thread that made it has ended"), "{error}");
     });
 }
 

@@ -90,6 +90,7 @@ macro_rules! conformance {
                 a_rank_that_comes_late_but_in_time_is_waited_for
                 a_late_rank_is_named_with_its_last_call
                 a_late_rank_is_named_by_those_that_do_not_wait_for_it_directly
+                a_rank_whose_thread_has_ended_gets_the_shorter_deadline
                 deadlines_of_zero_and_of_forever_are_deadlines
             ];
             breaking: [
