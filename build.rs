@@ -354,10 +354,7 @@ fn in_parallel<T: Sync>(jobs: &[T], run: impl Fn(&T) -> Result<(), String> + Syn
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|_| Err("a worker panicked".to_owned())))
-            .collect()
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| Err("a worker panicked".to_owned())))
     })
 }
 
