@@ -120,6 +120,8 @@ pub(crate) fn abort_outlives_the_communicators(make: Make) {
 fn with_a_panic(make: Make, rank_count: usize, panicking: usize, calls_before: usize) -> Vec<Error> {
     let communicators = make(rank_count, options(|_| {})).unwrap();
     let since = Instant::now();
+    // What breaks a communicator in a call reaches ranks that are still in the one before.
+    let all_through = &Barrier::new(rank_count);
     let results = std::thread::scope(|scope| {
         let threads: Vec<_> = communicators
             .into_iter()
@@ -128,6 +130,7 @@ fn with_a_panic(make: Make, rank_count: usize, panicking: usize, calls_before: u
                     for _ in 0..calls_before {
                         sum(&communicator, 100).unwrap();
                     }
+                    all_through.wait();
                     if communicator.rank() == panicking {
                         // Without the message of an ordinary panic, which is expected here.
                         std::panic::resume_unwind(Box::new("expected"));
@@ -200,8 +203,11 @@ pub(crate) fn a_dropped_communicator_frees_the_other_ranks(make: Make) {
         for rank_count in [2, 5] {
             for leaving in 0..rank_count {
                 let since = Instant::now();
+                // What breaks a communicator in a call reaches ranks that are still in the one before.
+                let all_through = Barrier::new(rank_count);
                 let errors = on_threads(make(rank_count, options(|_| {})).unwrap(), |communicator| {
                     sum(&communicator, 100).unwrap();
+                    all_through.wait();
                     (communicator.rank() != leaving).then(|| sum(&communicator, 100).unwrap_err())
                 });
                 assert!(since.elapsed() < QUICK);
