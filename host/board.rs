@@ -218,15 +218,26 @@ impl Board {
         None
     }
 
-    /// The error for two calls that should have been the same. Where one side is a call ahead of the other, the error is
-    /// about the earlier of the two calls, as far as the board remembers what both did then.
+    /// The error of a rank that is done with a call, if it can see already that somebody else's is another one.
+    pub(crate) fn mismatch_seen(&self, rank: usize, mine: &Fingerprint) -> Option<Error> {
+        // Of two ranks that both post and then look, at least one sees the other.
+        fence(Ordering::SeqCst);
+        (0..self.rank_count()).find_map(|peer| {
+            let theirs = self.fingerprint(peer, mine.sequence)?;
+            (theirs != *mine).then(|| self.mismatch(rank, mine, peer, &theirs))
+        })
+    }
+
+    /// The error for two calls that should have been the same. It is about the first call in which the two ranks differed, as
+    /// far back as the board remembers: a fingerprint depends on all calls before it.
     pub(crate) fn mismatch(&self, rank: usize, mine: &Fingerprint, peer: usize, theirs: &Fingerprint) -> Error {
-        let sequence = mine.sequence.min(theirs.sequence);
-        let then = |rank, now: &Fingerprint| self.fingerprint(rank, sequence).unwrap_or(*now);
-        let (mut left, mut right) = (then(rank, mine), then(peer, theirs));
-        if left == right {
-            (left, right) = (*mine, *theirs);
-        }
+        let latest = mine.sequence.min(theirs.sequence);
+        let remembered = (latest.saturating_sub(HISTORY as u64)..=latest).find_map(|sequence| {
+            let both = (self.fingerprint(rank, sequence)?, self.fingerprint(peer, sequence)?);
+            (both.0 != both.1).then_some(both)
+        });
+        let (left, right) = remembered.unwrap_or((*mine, *theirs));
+        let sequence = left.sequence.min(right.sequence);
         let (left, right) = describe_both(&left, &right);
         Error::Mismatch { sequence, left: RankCall { rank, call: left }, right: RankCall { rank: peer, call: right } }
     }

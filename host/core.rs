@@ -20,7 +20,7 @@ use crate::board::{Board, Missing};
 use crate::device::cpu::{Advance, BoundPlan, Ends, advance_for, isa};
 use crate::dtype::{DType, Reduction};
 use crate::error::{Error, RankCall, Result};
-use crate::fingerprint::{CallWords, Purpose, describe};
+use crate::fingerprint::{AsCall, CallWords, Purpose, describe};
 use crate::options::{Options, Overrides};
 use crate::plan::select::{Capabilities, choose};
 use crate::plan::{self, Algorithm, Collective, Geometry, Plan};
@@ -157,6 +157,9 @@ pub(crate) struct Core {
     pub(crate) rank: usize,
     pub(crate) options: Options,
     sequence: u64,
+    /// The last call's plan word, which depends on all calls so far: ranks whose earlier calls differed find out at the next
+    /// slot that passes between them.
+    history: u64,
     fired: u64,
     /// The thread that made the last call.
     driver: Option<ThreadToken>,
@@ -182,6 +185,7 @@ impl Core {
             rank,
             options,
             sequence: 0,
+            history: 0,
             fired: 0,
             driver: None,
             isa: isa(),
@@ -344,7 +348,8 @@ impl Core {
             presence::note(Arc::downgrade(&self.world), self.rank);
             self.driver = Some(thread);
         }
-        let fingerprint = Fingerprint { sequence: self.sequence, ..prepared.fingerprint };
+        let fingerprint = prepared.fingerprint.as_call(self.sequence, self.history);
+        self.history = fingerprint.plan;
         let board = &self.world.board;
         board.post(self.rank, &fingerprint);
         let mut buffers = [std::ptr::null_mut(); buffer::COUNT];
@@ -414,6 +419,12 @@ impl Core {
         if done {
             if active.waiting {
                 self.world.board.note_waiting(self.rank, None);
+            }
+            // Who has compared no slot has compared nothing: a root that only sends looks at the board once.
+            if !bound.receives
+                && let Some(error) = self.world.board.mismatch_seen(self.rank, &active.fingerprint)
+            {
+                return Err(error);
             }
             self.world.board.finish(self.rank, self.sequence);
             return Ok(Polled::Done);

@@ -57,6 +57,24 @@ impl CallWords {
     }
 }
 
+/// Makes a call's fingerprint from what is known of it before it is made.
+pub(crate) trait AsCall {
+    /// The fingerprint as that of call `sequence`, after calls of which the last one's plan word was `history`.
+    fn as_call(&self, sequence: u64, history: u64) -> Fingerprint;
+}
+
+impl AsCall for Fingerprint {
+    fn as_call(&self, sequence: u64, history: u64) -> Fingerprint {
+        // Multiplication by an odd number and a rotation lose nothing, so histories that differ go on differing; and since the
+        // words of this call come in between, those that it makes equal by accident are as rare as chance has it.
+        let mut word = history;
+        for part in [self.plan, self.call, self.count, sequence] {
+            word = (word ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+        Fingerprint { sequence, plan: word, ..*self }
+    }
+}
+
 /// A fingerprint in words, such as `broadcast(count 12, f32, root 3, by tree)`.
 pub(crate) fn describe(fingerprint: &Fingerprint) -> String {
     let word = fingerprint.call;
@@ -85,7 +103,7 @@ pub(crate) fn describe(fingerprint: &Fingerprint) -> String {
     format!("{}({})", collective.name(), arguments.join(", "))
 }
 
-/// Both calls in words; where these are the same, with what else differs.
+/// Both calls in words; where these are the same, with what else differs: the plan, or calls that nobody remembers.
 pub(crate) fn describe_both(left: &Fingerprint, right: &Fingerprint) -> (String, String) {
     let (mut left_text, mut right_text) = (describe(left), describe(right));
     if left_text == right_text && left.sequence == right.sequence {

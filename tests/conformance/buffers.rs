@@ -16,7 +16,7 @@ pub(crate) struct Guarded<T> {
 
 /// What a place holds that nobody has written to.
 fn untouched<T: Number>(place: usize) -> T {
-    T::from_bits(mix(place as u64 + 0x7075_7474) as u32 & (T::SIGN_BIT | T::SIGN_BIT - 1))
+    T::from_bits(mix(place as u64 + 0x7075_7474) as u32 & (T::SIGN_BIT | (T::SIGN_BIT - 1)))
 }
 
 impl<T: Number> Guarded<T> {

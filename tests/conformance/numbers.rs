@@ -67,7 +67,7 @@ pub(crate) fn a_nan_at_any_rank_is_a_nan_everywhere(make: Make) {
 
 pub(crate) fn copies_keep_every_bit_pattern(make: Make) {
     fn check<T: Number>(communicators: &[Communicator], case: &Case, drive: Drive) {
-        let all_bits = T::SIGN_BIT | T::SIGN_BIT - 1;
+        let all_bits = T::SIGN_BIT | (T::SIGN_BIT - 1);
         let inputs: Vec<Vec<T>> = (0..communicators.len() as u64)
             .map(|rank| {
                 let pattern = |index: usize| {
@@ -193,7 +193,7 @@ pub(crate) fn minus_zero_is_less_than_plus_zero(make: Make) {
         let inputs: Vec<Vec<T>> = (0..rank_count)
             .map(|rank| {
                 (0..case.input_count(rank_count))
-                    .map(|index| T::from_bits(if index % combinations >> rank & 1 == 1 { T::SIGN_BIT } else { 0 }))
+                    .map(|index| T::from_bits(if ((index % combinations) >> rank) & 1 == 1 { T::SIGN_BIT } else { 0 }))
                     .collect()
             })
             .collect();

@@ -71,6 +71,8 @@ pub(crate) struct BoundPlan {
     pub(crate) scratch: Vec<u64>,
     /// Whether some rank touches another's buffers.
     pub(crate) uses_windows: bool,
+    /// Whether this rank consumes slots.
+    pub(crate) receives: bool,
     _loops: Vec<Vec<layout::Loop>>,
     _steps: Vec<Vec<layout::Step>>,
     operands: Vec<Vec<layout::Operand>>,
@@ -98,6 +100,7 @@ impl BoundPlan {
             completed: programs.iter().map(|_| Completed::default()).collect(),
             scratch: vec![0; plan.ranks[rank].scratch_bytes.div_ceil(8) as usize],
             uses_windows: plan.touches_windows(),
+            receives: plan.ranks.len() == 1 || plan.connections.iter().any(|connection| connection.to.index() == rank),
             _loops: Vec::new(),
             _steps: Vec::new(),
             operands: Vec::new(),
