@@ -6,7 +6,7 @@
 //! connection c1 r1 -> r0 slots 2 slot_bytes 2048
 //! rank r0 scratch_bytes 0
 //!   program p0
-//!     loop iterations 1 chunk_bytes 65536
+//!     loop iterations 1 chunk_bytes 32768
 //!       s0 2048: c0 <- scale input@2048
 //!       s1 2048: output@0, c0 <- finish reduce(c1, scale input@0)
 //!       s2 2048: output@2048 <- c1
@@ -492,13 +492,13 @@ connection c0 r0 -> r1 slots 2 slot_bytes 2048
 connection c1 r1 -> r0 slots 2 slot_bytes 2048
 rank r0 scratch_bytes 0
   program p0
-    loop iterations 1 chunk_bytes 65536
+    loop iterations 1 chunk_bytes 32768
       s0 2048: c0 <- scale input@2048
       s1 2048: output@0, c0 <- finish reduce(c1, scale input@0)
       s2 2048: output@2048 <- c1
 rank r1 scratch_bytes 0
   program p0
-    loop iterations 1 chunk_bytes 65536
+    loop iterations 1 chunk_bytes 32768
       s0 2048: c1 <- scale input@0
       s1 2048: output@2048, c1 <- finish reduce(c0, scale input@2048)
       s2 2048: output@0 <- c0
