@@ -55,3 +55,8 @@ pub use plan::{Algorithm, Collective, Rank};
 
 /// The 16-bit floats that tutti reduces.
 pub use half;
+
+/// The README's code compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
