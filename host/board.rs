@@ -153,10 +153,14 @@ impl Board {
     }
 
     /// Says that `rank` gives up its communicator.
-    pub(crate) fn leave(&self, rank: usize, panicked: bool) {
-        let lines = &self.ranks[rank];
-        lines.panicked.store(panicked, Ordering::Relaxed);
-        lines.left.store(true, Ordering::Release);
+    pub(crate) fn leave(&self, rank: usize) {
+        self.ranks[rank].left.store(true, Ordering::Release);
+    }
+
+    /// Says that `rank` gives up its communicator because it panics.
+    pub(crate) fn leave_panicking(&self, rank: usize) {
+        self.ranks[rank].panicked.store(true, Ordering::Relaxed);
+        self.leave(rank);
     }
 
     /// A number that changes as long as any rank comes to a call or fires a step.

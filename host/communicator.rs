@@ -49,8 +49,8 @@ pub fn local_with(rank_count: usize, options: Options) -> Result<Vec<Communicato
 /// zero moves nothing, and is a call like any other.
 ///
 /// A communicator can be shared between threads: their calls then run one after the other, in whatever order they come, and
-/// it is up to the threads that this is the same order on all ranks. Dropping it waits for its asynchronous calls; ranks that
-/// still wait for this one get [`Error::Left`].
+/// it is up to the threads that this is the same order on all ranks. When it is dropped its asynchronous calls go on to their
+/// end; ranks that wait for further calls of this one get [`Error::Left`].
 pub struct Communicator {
     queue: Arc<Queue>,
     world: Arc<World>,
@@ -373,15 +373,11 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let panicking = std::thread::panicking();
-        if panicking {
-            // Peers must not wait for calls that will never be made, nor this thread for calls that wait for such peers.
-            self.world.board.leave(self.rank, true);
+        if std::thread::panicking() {
+            // Peers must not wait for calls that will never be made.
+            self.world.board.leave_panicking(self.rank);
         }
         self.queue.close();
-        if !panicking {
-            self.world.board.leave(self.rank, false);
-        }
     }
 }
 

@@ -8,9 +8,8 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
-use crate::core::Core;
+use crate::core::{Core, World};
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
@@ -20,6 +19,7 @@ type Job = Box<dyn FnOnce(&mut Core) + Send>;
 #[repr(align(128))]
 pub(crate) struct Queue {
     rank: usize,
+    world: Arc<World>,
     core: Mutex<Core>,
     jobs: Mutex<Jobs>,
     changed: Condvar,
@@ -30,7 +30,7 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct Jobs {
     queued: VecDeque<Job>,
-    worker: Option<JoinHandle<()>>,
+    has_worker: bool,
     closed: bool,
 }
 
@@ -38,6 +38,7 @@ impl Queue {
     pub(crate) fn new(core: Core) -> Queue {
         Queue {
             rank: core.rank,
+            world: Arc::clone(&core.world),
             core: Mutex::new(core),
             jobs: Mutex::default(),
             changed: Condvar::new(),
@@ -63,11 +64,11 @@ impl Queue {
         call: impl FnOnce(&mut Core, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Pending<B>, Failed<B>> {
         let mut jobs = lock(&self.jobs);
-        if jobs.worker.is_none() {
+        if !jobs.has_worker {
             let queue = Arc::clone(self);
             let name = format!("tutti-rank-{}", self.rank);
             match std::thread::Builder::new().name(name).spawn(move || queue.work()) {
-                Ok(worker) => jobs.worker = Some(worker),
+                Ok(_) => jobs.has_worker = true,
                 Err(error) => return Err(Failed { error: Error::Thread { reason: error.to_string() }, buffer }),
             }
         }
@@ -93,7 +94,7 @@ impl Queue {
                     break job;
                 }
                 if jobs.closed {
-                    return;
+                    return self.leave();
                 }
                 jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             };
@@ -105,18 +106,20 @@ impl Queue {
         }
     }
 
-    /// Takes no more calls, and waits for those that are queued.
+    /// Takes no more calls. Those that are queued go on to their end, and then the rank leaves; whoever drops a communicator
+    /// does not wait for that, since the peers that its calls wait for may be the next to be dropped, by the same thread.
     pub(crate) fn close(&self) {
-        let worker = {
-            let mut jobs = lock(&self.jobs);
-            jobs.closed = true;
-            self.changed.notify_all();
-            jobs.worker.take()
-        };
-        if let Some(worker) = worker {
-            // A worker that panicked has failed its call already; there is nobody left to tell.
-            let _ = worker.join();
+        let mut jobs = lock(&self.jobs);
+        jobs.closed = true;
+        self.changed.notify_all();
+        if !jobs.has_worker {
+            self.leave();
         }
+    }
+
+    /// Says that the rank makes no more calls.
+    fn leave(&self) {
+        self.world.board.leave(self.rank);
     }
 }
 

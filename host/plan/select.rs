@@ -28,6 +28,10 @@ const ONE_SHOT_BYTES_MAX_BEYOND: u64 = 1 << 10;
 /// (2 (N − 1) hops, the fewest bytes), where there are no windows. To be measured.
 const TREE_ALL_REDUCE_BYTES_MAX: u64 = 256 << 10;
 
+/// Among more ranks no algorithm is chosen that has connections between all pairs of them: a connection holds some hundred
+/// kilobytes, so that 128 ranks would hold gigabytes for the shortest message.
+const ALL_PAIRS_RANK_COUNT_MAX: usize = 32;
+
 /// Among so few ranks a ring has no more hops than a tree.
 const RING_RANK_COUNT_MAX: usize = 3;
 
@@ -63,10 +67,13 @@ pub fn choose(
         .iter()
         .find(|row| rank_count <= row.rank_count)
         .map_or(ONE_SHOT_BYTES_MAX_BEYOND, |row| row.bytes);
+    let all_pairs = rank_count <= ALL_PAIRS_RANK_COUNT_MAX;
+    let capabilities = Capabilities { windows: capabilities.windows && all_pairs };
     let tree_bytes_max = TREE_BYTES_MAX_EACH_RANK.saturating_mul(rank_count as u64);
     // With fewer elements than ranks, sharing out the work would leave ranks without any.
     let too_few_to_share = bytes / u64::from(element_bytes.max(1)) < rank_count as u64;
     match collective {
+        Collective::AllReduce if !all_pairs => Algorithm::Tree,
         Collective::AllReduce if bytes <= one_shot_bytes_max => Algorithm::OneShot,
         Collective::AllReduce if too_few_to_share => Algorithm::Tree,
         Collective::AllReduce if capabilities.windows => Algorithm::Direct,
@@ -94,7 +101,7 @@ mod tests {
     #[test]
     fn every_choice_offers_the_collective_and_keeps_to_what_the_transport_can_do() {
         for collective in Collective::ALL {
-            for rank_count in 0..40 {
+            for rank_count in (0..40).chain([1024]) {
                 for bytes in (0..64).map(|shift| 1_u64 << shift).chain([0, u64::MAX]) {
                     for windows in [false, true] {
                         for element_bytes in [0, 1, 4] {
