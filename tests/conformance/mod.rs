@@ -126,7 +126,8 @@ macro_rules! conformance {
                 a_thousand_calls_can_be_outstanding
                 a_dropped_pending_call_is_made_all_the_same
                 failed_calls_give_their_buffers_back
-                dropping_a_communicator_waits_for_its_asynchronous_calls
+                asynchronous_calls_go_on_when_their_communicator_is_dropped
+                dropping_all_ranks_with_a_call_under_way_ends_it
                 any_owned_buffer_can_be_lent
             ];
             groups: [
