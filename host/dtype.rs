@@ -61,7 +61,7 @@ named!(
     /// How the ranks' elements become one.
     ///
     /// 16-bit floats are widened to f32, reduced there and rounded once per step, to nearest even. NaN propagates through
-    /// all of them; −0 is less than +0; subnormals are kept.
+    /// all of them; −0 is less than +0; subnormals are kept, but for the scaling of averages.
     Reduction, "reduction" {
         /// The sum.
         Sum = "sum",
