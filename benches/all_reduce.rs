@@ -76,7 +76,8 @@ fn pin(rank: usize) {
     }
 }
 
-fn tutti_pair(bytes: usize) -> Pair {
+fn tutti_pair(bytes: usize, memory: &Arc<Memory>) -> Pair {
+    let memory = Arc::clone(memory);
     let ranks = std::sync::Mutex::new(tutti::local(2).expect("two ranks"));
     Pair::new(move |rank| {
         let communicator: Communicator = {
@@ -84,33 +85,48 @@ fn tutti_pair(bytes: usize) -> Pair {
             let place = ranks.iter().position(|one| one.rank() == rank).expect("each rank is taken once");
             ranks.swap_remove(place)
         };
-        let mut buffer = vec![0.0_f32; bytes / 4];
-        move || communicator.all_reduce_in_place(&mut buffer, Reduction::Sum).expect("both ranks call")
+        let memory = Arc::clone(&memory);
+        move || {
+            // SAFETY: only this rank's calls use its buffer while they run.
+            let buffer = unsafe { std::slice::from_raw_parts_mut(memory.address(rank), bytes / 4) };
+            communicator.all_reduce_in_place(buffer, Reduction::Sum).expect("both ranks call");
+        }
     })
 }
 
-/// Memory that both threads of the floor write, each its half.
-struct Shared {
-    buffers: [Vec<f32>; 2],
-    arrived: [Line; 2],
+/// The two ranks' buffers: the same memory for both sides of the comparison, since where its pages lie in the caches changes
+/// the time of either by half.
+struct Memory([std::cell::UnsafeCell<Vec<f32>>; 2]);
+
+// SAFETY: used by one job at a time, and as it says.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(bytes: usize) -> Arc<Memory> {
+        let count = bytes / 4;
+        Arc::new(Memory([vec![0.0; count].into(), vec![0.0; count].into()]))
+    }
+
+    fn address(&self, rank: usize) -> *mut f32 {
+        // SAFETY: the vectors themselves never change.
+        unsafe { (*self.0[rank].get()).as_ptr().cast_mut() }
+    }
 }
 
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-fn floor_pair(bytes: usize) -> Pair {
+fn floor_pair(bytes: usize, memory: &Arc<Memory>) -> Pair {
     let count = bytes / 4;
-    let shared = Arc::new(Shared {
-        buffers: [vec![0.0; count], vec![0.0; count]],
-        arrived: [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))],
-    });
+    let shared = Arc::new((Arc::clone(memory), [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))]));
     Pair::new(move |rank| {
         let shared = Arc::clone(&shared);
         let half = count / 2;
         let (start, len) = if rank == 0 { (0, half) } else { (half, count - half) };
-        let [left, right] = shared.buffers.each_ref().map(|buffer| buffer.as_ptr().cast_mut());
         let mut calls = 0;
         move || {
+            let (memory, arrived) = &*shared;
+            let [left, right] = [memory.address(0), memory.address(1)];
             // SAFETY: each thread writes only its own half of either buffer, and nobody else looks at them.
             let (left, right) = unsafe {
                 (
@@ -120,8 +136,8 @@ fn floor_pair(bytes: usize) -> Pair {
             };
             add_both(left, right);
             calls += 1;
-            shared.arrived[rank].0.store(calls, Ordering::Release);
-            while shared.arrived[1 - rank].0.load(Ordering::Acquire) < calls {
+            arrived[rank].0.store(calls, Ordering::Release);
+            while arrived[1 - rank].0.load(Ordering::Acquire) < calls {
                 std::hint::spin_loop();
             }
         }
@@ -182,7 +198,8 @@ fn compare() {
     println!("all_reduce f32 sum, 2 ranks, in place; medians of {ROUNDS} rounds, in turn");
     println!("{:>12} {:>14} {:>14} {:>8}", "size (B)", "floor (us)", "tutti (us)", "ratio");
     for bytes in sizes() {
-        let (floor, tutti) = (floor_pair(bytes), tutti_pair(bytes));
+        let memory = Memory::new(bytes);
+        let (floor, tutti) = (floor_pair(bytes, &memory), tutti_pair(bytes, &memory));
         let calls = iterations(bytes);
         let (mut floor_us, mut tutti_us, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -202,7 +219,8 @@ fn main() {
     group.sample_size(10);
     for bytes in sizes() {
         group.throughput(Throughput::Bytes(bytes as u64));
-        for (name, pair) in [("floor", floor_pair(bytes)), ("tutti", tutti_pair(bytes))] {
+        let memory = Memory::new(bytes);
+        for (name, pair) in [("floor", floor_pair(bytes, &memory)), ("tutti", tutti_pair(bytes, &memory))] {
             group.bench_function(BenchmarkId::new(name, bytes), |bencher| {
                 bencher.iter_custom(|iterations| pair.run(iterations));
             });

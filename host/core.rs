@@ -35,11 +35,17 @@ mod tests;
 /// memory with plans.
 const PLANS_KEPT: usize = 256;
 
+/// Steps that a program may fire before the rank turns to its next program: most of the small ones follow one another.
+const STEPS_PER_TURN: usize = 4;
+
 /// What the ranks of one communicator share.
 pub(crate) struct World {
     pub(crate) board: Board,
     pub(crate) transport: Box<dyn Transport>,
     pub(crate) geometry: Geometry,
+    /// Processors that the ranks may use, all together. Asked for where the communicator is made, and not by the ranks: each
+    /// of their threads may be bound to one processor of its own.
+    pub(crate) processors: usize,
     /// Communicators being split off, until all their ranks have come for them: by sequence and colour.
     children: Mutex<HashMap<(u64, u32), Child>>,
 }
@@ -52,11 +58,18 @@ struct Child {
 }
 
 impl World {
+    /// For ranks that are threads of this process.
     pub(crate) fn in_process(rank_count: usize, geometry: Geometry) -> Arc<World> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        World::new(rank_count, geometry, processors)
+    }
+
+    fn new(rank_count: usize, geometry: Geometry, processors: usize) -> Arc<World> {
         Arc::new(World {
             board: Board::new(rank_count),
             transport: Box::new(crate::transport::in_process::InProcess::new(geometry)),
             geometry,
+            processors,
             children: Mutex::default(),
         })
     }
@@ -67,7 +80,7 @@ impl World {
         let mut children = lock(&self.children);
         let child = children
             .entry((sequence, color))
-            .or_insert_with(|| Child { world: World::in_process(rank_count, self.geometry), taken: 0 });
+            .or_insert_with(|| Child { world: World::new(rank_count, self.geometry, self.processors), taken: 0 });
         child.taken += 1;
         let (world, taken) = (Arc::clone(&child.world), child.taken);
         if taken == rank_count {
@@ -122,25 +135,47 @@ struct Asked {
 /// What is known of a call before its buffers are.
 #[derive(Clone, Copy)]
 struct Prepared {
-    key: PlanKey,
+    asked: Asked,
     /// With no sequence number yet.
     fingerprint: Fingerprint,
     advance: Advance,
 }
 
-/// A call under way.
-pub(crate) struct Active {
-    key: PlanKey,
-    fingerprint: Fingerprint,
+/// The call under way, or the last one.
+struct Active {
+    /// What does not change from call to call of the same plan is filled in when the plan is bound.
     call: Call,
-    advance: Advance,
-    progress_timeout: Duration,
-    arrival_timeout: Duration,
+    overrides: Overrides,
     /// When this rank first looked around in vain, and how far all ranks had come then.
     stalled: Option<(Instant, u64)>,
     /// The program and the operand of its step that were last seen waiting.
     blocked: Option<(usize, u32)>,
     waiting: bool,
+}
+
+impl Active {
+    /// No call.
+    fn none() -> Active {
+        Active {
+            call: Call {
+                fingerprint: Fingerprint::default(),
+                buffers: [std::ptr::null_mut(); buffer::COUNT],
+                windows: std::ptr::null(),
+                sends: std::ptr::null_mut(),
+                receives: std::ptr::null_mut(),
+                completed: std::ptr::null_mut(),
+                abort: std::ptr::null(),
+                touching: std::ptr::null_mut(),
+                traces: std::ptr::null_mut(),
+                scale: 1.0,
+                finish: 1.0,
+            },
+            overrides: Overrides::default(),
+            stalled: None,
+            blocked: None,
+            waiting: false,
+        }
+    }
 }
 
 /// The answer of [`Core::poll`].
@@ -168,8 +203,9 @@ pub(crate) struct Core {
     plans: HashMap<PlanKey, BoundPlan>,
     /// The plan of the call under way, or of the last one: the next call is usually the same.
     current: Option<(PlanKey, BoundPlan)>,
-    /// The last call, as long as its plan is `current`.
-    prepared: Option<(Asked, Prepared)>,
+    /// The last call's preparation, as long as its plan is `current`.
+    prepared: Option<Prepared>,
+    active: Active,
     connection_bytes: u64,
     traces: Option<Traces>,
 }
@@ -193,6 +229,7 @@ impl Core {
             plans: HashMap::new(),
             current: None,
             prepared: None,
+            active: Active::none(),
             connection_bytes: 0,
             traces: None,
         }
@@ -299,8 +336,8 @@ impl Core {
             count: request.count,
             algorithm: overrides.algorithm,
         };
-        if let Some((last, prepared)) = self.prepared
-            && last == asked
+        if let Some(prepared) = self.prepared
+            && prepared.asked == asked
         {
             return Ok(prepared);
         }
@@ -309,6 +346,7 @@ impl Core {
         let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
         self.prepared = None;
         self.bind(key)?;
+        self.aim_call()?;
         let words = CallWords {
             purpose: request.purpose,
             collective: request.collective,
@@ -321,23 +359,37 @@ impl Core {
         // A collective that reduces nothing only copies, whatever the reduction; without a type it copies bytes, which it
         // moves in the units of any type that their number is a multiple of.
         let advance = advance_for(request.dtype.unwrap_or(DType::F32), request.reduction.unwrap_or(Reduction::Sum));
-        let prepared = Prepared { key, fingerprint: words.pack(0), advance };
-        self.prepared = Some((asked, prepared));
+        let prepared = Prepared { asked, fingerprint: words.pack(0), advance };
+        self.prepared = Some(prepared);
         Ok(prepared)
+    }
+
+    /// Makes the call that the interpreter sees one of the current plan.
+    fn aim_call(&mut self) -> Result<()> {
+        let Some((_, bound)) = &mut self.current else { return Err(no_plan()) };
+        let board = &self.world.board;
+        let call = &mut self.active.call;
+        call.buffers[buffer::SCRATCH as usize] = bound.scratch.as_mut_ptr().cast();
+        call.windows = board.windows();
+        call.sends = self.ends.sends.as_mut_ptr();
+        call.receives = self.ends.receives.as_mut_ptr();
+        call.completed = bound.completed.as_mut_ptr();
+        call.abort = board.abort_word();
+        call.touching = board.touching_word(self.rank);
+        (call.scale, call.finish) = average_factors(board.rank_count());
+        Ok(())
     }
 
     /// Comes to a call: from here on the peers can see it.
     ///
     /// The caller keeps the request's buffers valid and lets nobody else touch them until the call is over: until
     /// [`Core::poll`] says `Done`, or an error has been given to [`Core::give_up`].
-    pub(crate) fn start(&mut self, request: &Request, overrides: &Overrides) -> Result<Active> {
+    pub(crate) fn start(&mut self, request: &Request, overrides: &Overrides) -> Result<()> {
         if let Some(error) = self.world.board.verdict() {
             return Err(error);
         }
         let prepared = self.prepare(request, overrides)?;
-        let Some((_, bound)) = &mut self.current else {
-            return Err(Error::Internal { what: "a bound plan is missing".to_owned() });
-        };
+        let Some((_, bound)) = &mut self.current else { return Err(no_plan()) };
         bound.rewind();
         self.sequence += 1;
         let thread = presence::this_thread();
@@ -352,69 +404,55 @@ impl Core {
         self.history = fingerprint.plan;
         let board = &self.world.board;
         board.post(self.rank, &fingerprint);
-        let mut buffers = [std::ptr::null_mut(); buffer::COUNT];
-        buffers[buffer::INPUT as usize] = request.input.cast_mut();
-        buffers[buffer::OUTPUT as usize] = request.output;
-        buffers[buffer::SCRATCH as usize] = bound.scratch.as_mut_ptr().cast();
+        let active = &mut self.active;
+        active.call.fingerprint = fingerprint;
+        active.call.buffers[buffer::INPUT as usize] = request.input.cast_mut();
+        active.call.buffers[buffer::OUTPUT as usize] = request.output;
         if bound.uses_windows {
             // SAFETY: the rank has just come to the call, and no step of it has run.
-            unsafe { board.expose(self.rank, buffers) };
+            unsafe { board.expose(self.rank, active.call.buffers) };
         }
-        let (scale, finish) = average_factors(board.rank_count());
-        let call = Call {
-            fingerprint,
-            buffers,
-            windows: board.windows(),
-            sends: self.ends.sends.as_mut_ptr(),
-            receives: self.ends.receives.as_mut_ptr(),
-            completed: bound.completed.as_mut_ptr(),
-            abort: board.abort_word(),
-            touching: board.touching_word(self.rank),
-            traces: self.traces.as_mut().map_or(std::ptr::null_mut(), |traces| traces.reserve(bound.step_counts())),
-            scale,
-            finish,
-        };
-        Ok(Active {
-            key: prepared.key,
-            fingerprint,
-            call,
-            advance: prepared.advance,
-            progress_timeout: overrides.progress_timeout.unwrap_or(self.options.progress_timeout),
-            arrival_timeout: overrides.arrival_timeout.unwrap_or(self.options.arrival_timeout),
-            stalled: None,
-            blocked: None,
-            waiting: false,
-        })
+        if let Some(traces) = &mut self.traces {
+            active.call.traces = traces.reserve(bound.step_counts());
+        }
+        active.overrides = *overrides;
+        active.stalled = None;
+        active.blocked = None;
+        active.waiting = false;
+        Ok(())
     }
 
-    /// Advances each program of the call by at most one step.
+    /// Advances each program of the call by a few steps at most.
     #[inline]
-    pub(crate) fn poll(&mut self, active: &mut Active) -> Result<Polled> {
-        let Some((_, bound)) = self.current.as_mut().filter(|(key, _)| *key == active.key) else {
-            return Err(Error::Internal { what: "two calls of one rank at a time".to_owned() });
-        };
+    pub(crate) fn poll(&mut self) -> Result<Polled> {
+        let (Some((_, bound)), Some(prepared)) = (&mut self.current, &self.prepared) else { return Err(no_plan()) };
+        let active = &mut self.active;
         let mut moved = false;
         let mut done = true;
         for index in 0..bound.programs.len() {
-            // SAFETY: the plan is a right one for this rank (the planner's plans are proved so by the verifier), laid out by
-            // `BoundPlan::new` over buffers that `start`'s caller vouches for; its states are advanced nowhere else, and the
-            // processor has `isa`, which asked it.
-            let progress =
-                unsafe { (active.advance)(self.isa, &bound.programs[index], &mut bound.states[index], &active.call) };
-            match progress {
-                Progress::Fired => {
-                    self.fired += 1;
-                    moved = true;
-                    done = false;
+            for _ in 0..STEPS_PER_TURN {
+                // SAFETY: the plan is a right one for this rank (the planner's plans are proved so by the verifier), laid out
+                // by `BoundPlan::new` over buffers that `start`'s caller vouches for; its states are advanced nowhere else,
+                // and the processor has `isa`, which asked it.
+                let progress = unsafe {
+                    (prepared.advance)(self.isa, &bound.programs[index], &mut bound.states[index], &active.call)
+                };
+                match progress {
+                    Progress::Fired => {
+                        self.fired += 1;
+                        moved = true;
+                    }
+                    Progress::Waiting { operand } => {
+                        active.blocked = Some((index, operand));
+                        done = false;
+                        break;
+                    }
+                    Progress::Done => break,
+                    Progress::Aborted => return Err(self.broken()),
+                    Progress::Mismatch { operand } => return Err(self.mismatch(index, operand)),
                 }
-                Progress::Waiting { operand } => {
-                    active.blocked = Some((index, operand));
-                    done = false;
-                }
-                Progress::Done => {}
-                Progress::Aborted => return Err(self.broken()),
-                Progress::Mismatch { operand } => return Err(self.mismatch(active, index, operand)),
             }
+            done &= bound.is_done(index);
         }
         if done {
             if active.waiting {
@@ -422,7 +460,7 @@ impl Core {
             }
             // Who has compared no slot has compared nothing: a root that only sends looks at the board once.
             if !bound.receives
-                && let Some(error) = self.world.board.mismatch_seen(self.rank, &active.fingerprint)
+                && let Some(error) = self.world.board.mismatch_seen(self.rank, &active.call.fingerprint)
             {
                 return Err(error);
             }
@@ -444,16 +482,19 @@ impl Core {
     /// Looks around on behalf of a call that has been waiting for some time: is somebody doing something else, gone, or too
     /// late?
     #[cold]
-    pub(crate) fn look(&mut self, active: &mut Active, now: Instant) -> Result<()> {
+    pub(crate) fn look(&mut self, now: Instant) -> Result<()> {
+        let peer = self.waits_for();
+        let active = &mut self.active;
+        let fingerprint = &active.call.fingerprint;
         let board = &self.world.board;
         if let Some(error) = board.verdict() {
             return Err(error);
         }
-        if let Some(error) = board.disagreement(self.rank, &active.fingerprint) {
+        if let Some(error) = board.disagreement(self.rank, fingerprint) {
             return Err(board.fail(error));
         }
         active.waiting = true;
-        board.note_waiting(self.rank, self.waits_for(active));
+        board.note_waiting(self.rank, peer);
         let progress = board.progress();
         let since = match active.stalled {
             Some((since, before)) if before == progress => since,
@@ -462,18 +503,20 @@ impl Core {
                 now
             }
         };
-        let sequence = active.fingerprint.sequence;
+        let sequence = fingerprint.sequence;
+        let progress_timeout = active.overrides.progress_timeout.unwrap_or(self.options.progress_timeout);
+        let arrival_timeout = active.overrides.arrival_timeout.unwrap_or(self.options.arrival_timeout);
         let limit = match board.missing(sequence) {
-            Missing::Nobody => active.progress_timeout,
-            Missing::Live => active.arrival_timeout,
-            Missing::Ended => active.progress_timeout.min(active.arrival_timeout),
+            Missing::Nobody => progress_timeout,
+            Missing::Live => arrival_timeout,
+            Missing::Ended => progress_timeout.min(arrival_timeout),
         };
         let waited = now.saturating_duration_since(since);
         if waited < limit {
             return Ok(());
         }
         let late = board.late(self.rank, sequence);
-        let call = RankCall { rank: self.rank, call: describe(&active.fingerprint) };
+        let call = RankCall { rank: self.rank, call: describe(fingerprint) };
         let error = if late.is_empty() {
             Error::Internal { what: format!("all ranks wait for each other in call {sequence}: {call}") }
         } else {
@@ -490,9 +533,9 @@ impl Core {
     }
 
     /// The peer that this rank waits for.
-    fn waits_for(&self, active: &Active) -> Option<usize> {
+    fn waits_for(&self) -> Option<usize> {
         let (_, bound) = self.current.as_ref()?;
-        let (program, index) = active.blocked?;
+        let (program, index) = self.active.blocked?;
         let operand = bound.operand(program, index).filter(|operand| operand.kind == operand_kind::SLOT)?;
         let end = operand.index as usize;
         let peer =
@@ -509,7 +552,7 @@ impl Core {
 
     /// The error of a call that found a slot of another one.
     #[cold]
-    fn mismatch(&self, active: &Active, program: usize, operand: u32) -> Error {
+    fn mismatch(&self, program: usize, operand: u32) -> Error {
         let found = self.current.as_ref().and_then(|(_, bound)| bound.operand(program, operand));
         let Some(end) = found.and_then(|operand| self.ends.receives.get(operand.index as usize)) else {
             return Error::Internal { what: "a mismatch on an unknown connection".to_owned() };
@@ -517,7 +560,7 @@ impl Core {
         let index = end.received & u64::from(end.slot_count - 1);
         // SAFETY: the interpreter has acquired this slot and not released it, so its header is there to be read.
         let theirs = unsafe { *end.slots.add((index * end.slot_stride_bytes) as usize).cast::<SlotHeader>() };
-        self.world.board.mismatch(self.rank, &active.fingerprint, end.peer as usize, &theirs.fingerprint)
+        self.world.board.mismatch(self.rank, &self.active.call.fingerprint, end.peer as usize, &theirs.fingerprint)
     }
 
     /// Bytes that this rank holds: connections that end here, plans, scratch, traces.
@@ -550,8 +593,15 @@ impl Core {
 
     /// Stops timing steps; what was timed.
     pub(crate) fn take_trace(&mut self) -> Vec<TimedStep> {
+        self.active.call.traces = std::ptr::null_mut();
         self.traces.take().map_or_else(Vec::new, Traces::finish)
     }
+}
+
+/// A call without a plan, which nobody makes.
+#[cold]
+fn no_plan() -> Error {
+    Error::Internal { what: "a call without a plan".to_owned() }
 }
 
 /// Where step times go.

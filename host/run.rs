@@ -1,18 +1,11 @@
 //! Drives calls to their end: one rank's, or those of several ranks at once.
 
 use std::collections::VecDeque;
-use std::sync::OnceLock;
 
-use crate::core::{Active, Core, Polled, Request};
+use crate::core::{Core, Polled, Request};
 use crate::device::cpu::{FloatMode, Waiter};
 use crate::error::{Error, Result};
 use crate::options::Overrides;
-
-/// Processors that this process may use.
-fn processors() -> usize {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
-}
 
 /// Closes the guards of a call that panics: peers may be touching its buffers, and unwinding gives those back.
 struct Lent<'a>(&'a mut Core);
@@ -27,19 +20,19 @@ impl Drop for Lent<'_> {
 
 /// Runs one call to its end. When it returns, nobody else touches the request's buffers.
 pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> Result<()> {
-    let mut active = core.start(request, overrides)?;
+    core.start(request, overrides)?;
     let lent = Lent(core);
     let core = &mut *lent.0;
     let _mode = FloatMode::standard();
-    let mut waiter = Waiter::new(core.rank_count(), processors());
+    let mut waiter = Waiter::new(core.rank_count(), core.world.processors);
     loop {
-        let failed = match core.poll(&mut active) {
+        let failed = match core.poll() {
             Ok(Polled::Done) => return Ok(()),
             Ok(Polled::Moved) => {
                 waiter.reset();
                 None
             }
-            Ok(Polled::Waiting) => waiter.pause().and_then(|now| core.look(&mut active, now).err()),
+            Ok(Polled::Waiting) => waiter.pause().and_then(|now| core.look(now).err()),
             Err(error) => Some(error),
         };
         if let Some(error) = failed {
@@ -52,42 +45,48 @@ pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> 
 pub(crate) struct Lineup<'a> {
     core: Lent<'a>,
     requests: VecDeque<(Request, Overrides)>,
-    active: Option<Active>,
+    /// Whether a call is under way.
+    active: bool,
 }
 
 impl<'a> Lineup<'a> {
     pub(crate) fn new(core: &'a mut Core, requests: VecDeque<(Request, Overrides)>) -> Lineup<'a> {
-        Lineup { core: Lent(core), requests, active: None }
+        Lineup { core: Lent(core), requests, active: false }
     }
 
     /// Advances the current call, or begins the next one. `Done` when all of them are.
     fn poll(&mut self) -> Result<Polled> {
         let core = &mut *self.core.0;
-        if let Some(active) = &mut self.active {
-            match core.poll(active) {
-                Ok(Polled::Done) => self.active = None,
+        if self.active {
+            match core.poll() {
+                Ok(Polled::Done) => self.active = false,
                 Ok(polled) => return Ok(polled),
                 Err(error) => return Err(core.give_up(error)),
             }
         }
         let Some((request, overrides)) = self.requests.pop_front() else { return Ok(Polled::Done) };
-        self.active = Some(core.start(&request, &overrides)?);
+        core.start(&request, &overrides)?;
+        self.active = true;
         Ok(Polled::Moved)
     }
 
     fn look(&mut self, now: std::time::Instant) -> Result<()> {
         let core = &mut *self.core.0;
-        let Some(active) = &mut self.active else { return Ok(()) };
-        core.look(active, now).map_err(|error| core.give_up(error))
+        if !self.active {
+            return Ok(());
+        }
+        core.look(now).map_err(|error| core.give_up(error))
     }
 }
 
 /// Runs the calls of several ranks, each rank's in their order, all ranks at once on this thread. A rank whose call fails
 /// leaves its later calls undone, while the others go on; the first error is returned when all have come to an end.
 pub(crate) fn run_together(mut lineups: Vec<Lineup<'_>>) -> Result<()> {
-    let Some(ranks) = lineups.iter().map(|lineup| lineup.core.0.rank_count()).max() else { return Ok(()) };
+    let Some(largest) = lineups.iter().map(|lineup| &*lineup.core.0).max_by_key(|core| core.rank_count()) else {
+        return Ok(());
+    };
     let _mode = FloatMode::standard();
-    let mut waiter = Waiter::new(ranks, processors());
+    let mut waiter = Waiter::new(largest.rank_count(), largest.world.processors);
     let mut first_error = None;
     while !lineups.is_empty() {
         let mut moved = false;

@@ -7,7 +7,7 @@ use crate::error::LateRank;
 use crate::plan::Rank;
 
 /// A call of one rank, and the buffer that it is over.
-fn start(core: &mut Core, buffer: &mut [f32], collective: Collective, algorithm: Algorithm) -> Active {
+fn start(core: &mut Core, buffer: &mut [f32], collective: Collective, algorithm: Algorithm) {
     let request = Request {
         purpose: Purpose::Collective,
         collective,
@@ -33,11 +33,9 @@ fn a_rank_that_comes_and_then_stops_is_named_on_every_rank() {
         let options = Options { progress_timeout, ..Options::default() };
         let mut cores: Vec<Core> = (0..4).map(|rank| Core::new(Arc::clone(&world), rank, options.clone())).collect();
         let mut buffers = vec![vec![1.0_f32; 100]; 4];
-        let mut calls: Vec<Active> = cores
-            .iter_mut()
-            .zip(&mut buffers)
-            .map(|(core, buffer)| start(core, buffer, collective, algorithm))
-            .collect();
+        for (core, buffer) in cores.iter_mut().zip(&mut buffers) {
+            start(core, buffer, collective, algorithm);
+        }
         let begun = Instant::now();
         let mut now = begun;
         let stopped = 2;
@@ -45,9 +43,9 @@ fn a_rank_that_comes_and_then_stops_is_named_on_every_rank() {
             now += Duration::from_millis(1);
             assert!(now - begun < 2 * progress_timeout, "{algorithm}: nobody noticed");
             for rank in (0..4).filter(|rank| *rank != stopped) {
-                let (core, call) = (&mut cores[rank], &mut calls[rank]);
-                if core.poll(call).unwrap() == Polled::Waiting
-                    && let Err(error) = core.look(call, now)
+                let core = &mut cores[rank];
+                if core.poll().unwrap() == Polled::Waiting
+                    && let Err(error) = core.look(now)
                 {
                     break 'waiting error;
                 }
@@ -62,12 +60,12 @@ fn a_rank_that_comes_and_then_stops_is_named_on_every_rank() {
         assert!(*waited >= progress_timeout);
         assert!(error.to_string().contains("rank 2 came and then stopped"), "{error}");
         // Everyone learns of it, the stopped rank too when it goes on.
-        for (core, call) in cores.iter_mut().zip(&mut calls) {
+        for core in &mut cores {
             let came = loop {
-                match core.poll(call) {
+                match core.poll() {
                     Ok(Polled::Done) => break None,
                     Ok(_) => {
-                        if let Err(error) = core.look(call, now) {
+                        if let Err(error) = core.look(now) {
                             break Some(error);
                         }
                     }
@@ -86,22 +84,20 @@ fn ranks_that_make_progress_are_never_late_however_slowly_they_do() {
     let world = World::in_process(2, Geometry { slot_bytes: 64, slots: 2 });
     let mut cores: Vec<Core> = (0..2).map(|rank| Core::new(Arc::clone(&world), rank, options.clone())).collect();
     let mut buffers = vec![vec![1.0_f32; 200]; 2];
-    let mut calls: Vec<Active> = cores
-        .iter_mut()
-        .zip(&mut buffers)
-        .map(|(core, buffer)| start(core, buffer, Collective::AllReduce, Algorithm::Ring))
-        .collect();
+    for (core, buffer) in cores.iter_mut().zip(&mut buffers) {
+        start(core, buffer, Collective::AllReduce, Algorithm::Ring);
+    }
     let (begun, mut now) = (Instant::now(), Instant::now());
     let mut done = [false; 2];
     while done != [true; 2] {
-        // Rank 1 takes one step, and then rests until just before rank 0 would lose patience.
-        done[1] = done[1] || cores[1].poll(&mut calls[1]).unwrap() == Polled::Done;
+        // Rank 1 takes a few steps, and then rests until just before rank 0 would lose patience.
+        done[1] = done[1] || cores[1].poll().unwrap() == Polled::Done;
         for _ in 0..39 {
             now += Duration::from_millis(1);
             if !done[0] {
-                match cores[0].poll(&mut calls[0]).unwrap() {
+                match cores[0].poll().unwrap() {
                     Polled::Done => done[0] = true,
-                    Polled::Waiting => cores[0].look(&mut calls[0], now).unwrap(),
+                    Polled::Waiting => cores[0].look(now).unwrap(),
                     Polled::Moved => {}
                 }
             }

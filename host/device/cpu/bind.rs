@@ -170,6 +170,12 @@ impl BoundPlan {
         Ok(bound)
     }
 
+    /// Whether a program has run to its end.
+    #[inline]
+    pub(crate) fn is_done(&self, program: usize) -> bool {
+        self.states[program].loop_index == self.programs[program].loop_count
+    }
+
     /// Makes the programs start at their first step.
     pub(crate) fn rewind(&mut self) {
         self.states.fill(State::default());
