@@ -2,6 +2,7 @@
 //!
 //! Nothing here prints or exits; `main` does both, in one place.
 
+use crate::shown::shown;
 use std::io;
 
 /// Why a command stopped.
@@ -27,7 +28,7 @@ impl Failure {
 
     /// A failed operation on a file, named.
     pub(crate) fn file(what: &str, path: &std::path::Path, error: &io::Error) -> Failure {
-        Failure::Failed(format!("cannot {what} {}: {error}", path.display()))
+        Failure::Failed(format!("cannot {what} {}: {error}", shown(path)))
     }
 }
 

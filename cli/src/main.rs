@@ -16,12 +16,14 @@ mod plan;
 mod ptx;
 mod ranks;
 mod reduce;
+mod shown;
 mod size;
 mod table;
 mod tensors;
 
 use clap::Parser;
 use failure::Failure;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -42,7 +44,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(answer) => return refuse(&answer),
+    };
+    let result = match cli.command {
         Command::Perf(args) => perf::run(&args),
         Command::Reduce(args) => reduce::run(&args),
         Command::Plan(args) => plan::run(&args),
@@ -62,6 +68,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// What clap has to say about the command line: help and version, or what is wrong with it.
+fn refuse(answer: &clap::Error) -> ExitCode {
+    // With its colours, unless there is something of the caller's that must not reach a terminal.
+    let harmless = |arg: OsString| arg.to_str().is_some_and(|arg| shown::harmless(arg) == arg);
+    let printed = if std::env::args_os().all(harmless) {
+        answer.print()
+    } else {
+        write!(io::stderr(), "{}", shown::harmless(&answer.render().to_string()))
+    };
+    match (answer.use_stderr(), printed) {
+        (true, _) => ExitCode::from(2),
+        (false, Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
+            tell("error", &format!("cannot write to standard output: {error}"));
+            ExitCode::from(1)
+        }
+        (false, _) => ExitCode::SUCCESS,
+    }
+}
+
 /// Says what is doubtful but no failure.
 fn warn(text: &str) {
     tell("warning", text);
@@ -69,5 +94,5 @@ fn warn(text: &str) {
 
 /// A line on standard error, as clap writes its own; if nobody reads it, there is nobody to tell.
 fn tell(kind: &str, text: &str) {
-    let _ = writeln!(io::stderr(), "{kind}: {text}");
+    let _ = writeln!(io::stderr(), "{kind}: {}", shown::harmless(text));
 }

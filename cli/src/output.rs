@@ -4,6 +4,7 @@
 //! (an error, a panic, SIGINT, SIGTERM or SIGHUP) removes it.
 
 use crate::failure::Failure;
+use crate::shown::shown;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{self, File, OpenOptions};
@@ -45,7 +46,7 @@ impl OutputFile {
             && !metadata.is_file()
         {
             let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
-            return Err(Failure::Failed(format!("cannot write {}: it is {what}", path.display())));
+            return Err(Failure::Failed(format!("cannot write {}: it is {what}", shown(path))));
         }
         let directory = directory(&destination).to_owned();
         let mut pending = unfinished();

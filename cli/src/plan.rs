@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::names::{counts_blocks, parse_algorithm, parse_collective, parse_dtype};
+use crate::shown;
 use crate::size::parse_size;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -115,8 +116,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             violations: violations.clone(),
             plan: plan.to_string(),
         };
-        serde_json::to_writer_pretty(&mut out, &summary).map_err(|error| Failure::output(error.into()))?;
-        writeln!(out).map_err(Failure::output)?;
+        out.write_all(shown::json(&summary)?.as_bytes()).map_err(Failure::output)?;
     } else {
         write!(out, "{plan}").map_err(Failure::output)?;
         for RankSummary { rank, sent_bytes, steps, programs, scratch_bytes } in &ranks {

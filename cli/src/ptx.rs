@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::OutputFile;
+use crate::shown::{self, shown};
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -72,8 +73,7 @@ pub(crate) fn run(args: &PtxArgs) -> Result<(), Failure> {
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
         let summaries: Vec<ImageSummary> = images.iter().map(summarise).collect();
-        serde_json::to_writer_pretty(&mut out, &summaries).map_err(|error| Failure::output(error.into()))?;
-        writeln!(out).map_err(Failure::output)?;
+        out.write_all(shown::json(&summaries)?.as_bytes()).map_err(Failure::output)?;
     } else {
         for image in images {
             print_image(&mut out, image, args.out.as_deref()).map_err(Failure::output)?;
@@ -95,7 +95,7 @@ fn write_images(images: &[Image], directory: &Path) -> Result<(), Failure> {
 /// The path of an image that was written; or what it is, and its entry points.
 fn print_image(out: &mut impl Write, image: &Image, directory: Option<&Path>) -> io::Result<()> {
     if let Some(directory) = directory {
-        return writeln!(out, "{}", directory.join(image.file_name()).display());
+        return writeln!(out, "{}", shown(&directory.join(image.file_name())));
     }
     let architecture = image.architecture();
     writeln!(

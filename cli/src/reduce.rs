@@ -9,6 +9,7 @@ use crate::inputs::Number;
 use crate::names::{parse_algorithm, parse_reduction};
 use crate::output::OutputFile;
 use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory, run_ranks};
+use crate::shown::{self, shown};
 use crate::size::format_size;
 use crate::tensors::{Format, Tensor, TensorFile, differences};
 use half::{bf16, f16};
@@ -133,18 +134,19 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
 
 fn print_summary(summary: &Summary<'_>, json: bool) -> Result<(), Failure> {
     let text = if json {
-        serde_json::to_string_pretty(summary).map_err(|error| Failure::Failed(error.to_string()))?
+        shown::json(summary)?
     } else {
         let Summary { output, op, inputs, tensors, bytes, seconds, .. } = summary;
         let plural = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
         format!(
-            "{output}: {op} of {}, {} of {} in {seconds:.2} s",
+            "{}: {op} of {}, {} of {} in {seconds:.2} s\n",
+            shown(output),
             plural(inputs.len(), "file"),
             plural(*tensors, "tensor"),
             format_size(*bytes)
         )
     };
-    writeln!(io::stdout(), "{text}").map_err(Failure::output)
+    io::stdout().write_all(text.as_bytes()).map_err(Failure::output)
 }
 
 /// All files must be of one kind, by their names.
@@ -154,8 +156,8 @@ fn check_names(args: &ReduceArgs) -> Result<(), Failure> {
         if Format::of(path)? != format {
             return Err(Failure::Usage(format!(
                 "{} is a {format} file, {} is not: inputs and output must be of one kind",
-                args.inputs[0].display(),
-                path.display()
+                shown(&args.inputs[0]),
+                shown(path)
             )));
         }
     }
@@ -179,13 +181,13 @@ fn check_same(files: &[TensorFile]) -> Result<(), Failure> {
     for other in others {
         let (ours, theirs) = (&first.header.metadata, &other.header.metadata);
         let keys = ours.keys().chain(theirs.keys()).filter(|key| ours.get(*key) != theirs.get(*key));
-        let keys: BTreeSet<&str> = keys.map(String::as_str).collect();
+        let keys: BTreeSet<&String> = keys.collect();
         if !keys.is_empty() {
-            let keys: Vec<&str> = keys.into_iter().collect();
+            let keys: Vec<String> = keys.into_iter().map(|key| shown(key).to_string()).collect();
             crate::warn(&format!(
                 "{} and {} differ in the metadata {}; the output keeps those of the first file",
-                first.path.display(),
-                other.path.display(),
+                shown(&first.path),
+                shown(&other.path),
                 keys.join(", ")
             ));
         }
@@ -195,11 +197,11 @@ fn check_same(files: &[TensorFile]) -> Result<(), Failure> {
 
 fn check_output(args: &ReduceArgs, files: &[TensorFile]) -> Result<(), Failure> {
     let Ok(existing) = std::fs::metadata(&args.output) else { return Ok(()) };
-    let output = args.output.display();
+    let output = shown(&args.output);
     for file in files {
         let input = file.file.metadata().map_err(|error| Failure::file("read", &file.path, &error))?;
         if (input.dev(), input.ino()) == (existing.dev(), existing.ino()) {
-            return Err(Failure::Failed(format!("the output {output} is one of the inputs, {}", file.path.display())));
+            return Err(Failure::Failed(format!("the output {output} is one of the inputs, {}", shown(&file.path))));
         }
     }
     if args.no_clobber {
@@ -232,7 +234,7 @@ impl Work<'_> {
         for target in &self.files[0].header.tensors {
             // The same in every file, but elsewhere in it.
             let source = own.get(target.name.as_str()).ok_or_else(|| {
-                Failure::Failed(format!("{} does not have the tensor `{}`", file.path.display(), target.name))
+                Failure::Failed(format!("{} does not have the tensor `{}`", shown(&file.path), shown(&target.name)))
             })?;
             match target.dtype {
                 DType::F32 => self.tensor::<f32>(communicator, source, target, &mut buffer)?,
@@ -242,7 +244,12 @@ impl Work<'_> {
                 DType::BF16 => {
                     self.tensor::<bf16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?
                 }
-                other => return Err(Failure::Failed(format!("tensor `{}`: {other} cannot be reduced", target.name))),
+                other => {
+                    return Err(Failure::Failed(format!(
+                        "tensor `{}`: {other} cannot be reduced",
+                        shown(&target.name)
+                    )));
+                }
             }
         }
         Ok(())
@@ -266,7 +273,9 @@ impl Work<'_> {
             self.files[rank]
                 .file
                 .read_exact_at(bytemuck::cast_slice_mut(piece), source.offset + done * element_bytes)
-                .map_err(|error| Failure::Failed(format!("{}: tensor `{}`: {error}", path.display(), source.name)))?;
+                .map_err(|error| {
+                    Failure::Failed(format!("{}: tensor `{}`: {error}", shown(path), shown(&source.name)))
+                })?;
             communicator.all_reduce_in_place(piece, self.reduction)?;
             // Every rank has the same bits; each writes its share of them.
             let share = length * rank / rank_count..length * (rank + 1) / rank_count;

@@ -382,6 +382,46 @@ fn malformed_files_are_named_with_the_reason_and_nothing_is_written() {
     assert_eq!(place.others(&inputs), Vec::<String>::new());
 }
 
+/// That nothing else reaches the terminal is checked wherever a command is run.
+#[test]
+fn names_and_texts_out_of_files_are_printed_without_what_a_terminal_would_act_on() {
+    let place = Place::new();
+    let entry = |name: &str, dtype: &str| {
+        let entry = serde_json::json!({name: {"dtype": dtype, "shape": [1], "data_offsets": [0, 4]},
+            "__metadata__": {name: "x"}});
+        entry.to_string()
+    };
+    let (evil, visible) = ("w\u{1b}[31m\u{7}\nerror: \u{9b}2J", "w\\u{1b}[31m\\u{7}\\nerror: \\u{9b}2J");
+    let name = format!("a{evil}.safetensors");
+    let a = place.write_raw(&name, &entry(evil, "F32"), 4);
+    let b = place.write_raw("b.safetensors", &entry("w", "F32"), 4);
+    let output = place.path(&format!("out{evil}.safetensors"));
+    let wrong = reduce(&[&a, &b], "sum", &output).failed(1, &[&format!("tensor `{visible}`: "), visible]);
+    assert_eq!(wrong.stderr.lines().count(), 3, "{wrong:?}");
+    let outcome = reduce(&[&a, &a], "sum", &output).good();
+    assert!(outcome.stdout.contains(&format!("out{visible}.safetensors: sum")), "{outcome:?}");
+    assert_eq!(fs::read(&output).unwrap(), fs::read(&a).unwrap());
+    let mut summary = arguments(&[&a], "sum", &output);
+    summary.push("--json".into());
+    let summary: Value = serde_json::from_str(&run(summary).good().stdout).unwrap();
+    assert_eq!(summary["output"], output.to_str().unwrap());
+
+    place.write_raw("b.safetensors", &entry("w", evil), 4);
+    reduce(&[&b], "sum", &output).failed(1, &["b.safetensors: ", "\\u{1b}[31m"]);
+    for dictionary in [
+        format!("{{'{evil}': 1}}"),
+        format!("{{'descr': '{evil}', 'fortran_order': False, 'shape': ()}}"),
+        evil.to_owned(),
+    ] {
+        let bad = place.write_npy("bad.npy", &dictionary, &[0; 4]);
+        reduce(&[&bad], "sum", &place.path("out.npy")).failed(1, &["bad.npy: ", "\\u{1b}["]);
+    }
+    reduce(&[&a], evil, &output).failed(2, &["--op"]);
+    reduce(&[&place.path(evil)], "sum", &output).failed(2, &[visible, ".npy"]);
+    run(["perf", "-J", evil]).failed(2, &[visible, ".json"]);
+    run([evil]).failed(2, &["unrecognized subcommand"]);
+}
+
 #[test]
 fn an_existing_output_is_replaced_whole_or_not_at_all() {
     let place = Place::new();

@@ -12,6 +12,7 @@ use crate::inputs::{Inputs, Number, nccl_name};
 use crate::names::{Choice, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots};
 use crate::output::OutputFile;
 use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory};
+use crate::shown::{self, shown};
 use crate::size::{format_size, parse_size};
 use crate::{machine, table};
 use half::{bf16, f16};
@@ -158,7 +159,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
         _ => Box::new(io::stdout()),
     };
     if let (Some(Json::File(_)), Some(path)) = (&json, &args.json) {
-        writeln!(out, "# Writing JSON output to {}", path.display()).map_err(Failure::output)?;
+        writeln!(out, "# Writing JSON output to {}", shown(path)).map_err(Failure::output)?;
     }
     let mut report = Report::new(args, &sweep);
     let result = sweep.run(args, &mut *out, &mut report);
@@ -183,20 +184,18 @@ impl Json {
             return Ok(Json::StandardOutput);
         }
         if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("json")) {
-            return Err(Failure::Usage(format!("-J {}: expected a name in .json, or -", path.display())));
+            return Err(Failure::Usage(format!("-J {}: expected a name in .json, or -", shown(path))));
         }
         OutputFile::create(path).map(Json::File)
     }
 
     fn write(self, mut report: Report) -> Result<(), Failure> {
         report.end_time = Some(now());
-        let failed = |error: serde_json::Error| Failure::Failed(format!("cannot write JSON: {error}"));
-        let mut text = serde_json::to_vec_pretty(&report).map_err(failed)?;
-        text.push(b'\n');
+        let text = shown::json(&report)?;
         match self {
-            Json::StandardOutput => io::stdout().lock().write_all(&text).map_err(Failure::output),
+            Json::StandardOutput => io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::output),
             Json::File(file) => {
-                file.file().write_all(&text).map_err(|error| file.failed(&error))?;
+                file.file().write_all(text.as_bytes()).map_err(|error| file.failed(&error))?;
                 file.finish()
             }
         }

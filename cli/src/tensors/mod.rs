@@ -7,6 +7,7 @@ mod npy;
 mod safetensors;
 
 use crate::failure::Failure;
+use crate::shown::shown;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
@@ -31,7 +32,7 @@ impl Format {
         match extension.as_str() {
             "safetensors" => Ok(Format::SafeTensors),
             "npy" => Ok(Format::Npy),
-            _ => Err(Failure::Usage(format!("{}: expected a name in .safetensors or .npy", path.display()))),
+            _ => Err(Failure::Usage(format!("{}: expected a name in .safetensors or .npy", shown(path)))),
         }
     }
 }
@@ -83,7 +84,7 @@ impl TensorFile {
         let metadata = std::fs::metadata(path).map_err(cannot)?;
         if !metadata.is_file() {
             let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
-            return Err(Failure::Failed(format!("{} is {what}", path.display())));
+            return Err(Failure::Failed(format!("{} is {what}", shown(path))));
         }
         let mut file = File::open(path).map_err(cannot)?;
         let bytes = file.metadata().map_err(cannot)?.len();
@@ -91,7 +92,7 @@ impl TensorFile {
             Format::SafeTensors => safetensors::read_header(&mut file, bytes),
             Format::Npy => npy::read_header(&mut file, bytes),
         };
-        let header = header.map_err(|reason| Failure::Failed(format!("{}: {reason}", path.display())))?;
+        let header = header.map_err(|reason| Failure::Failed(format!("{}: {reason}", shown(path))))?;
         Ok(TensorFile { path: path.to_owned(), file, header })
     }
 }
@@ -103,23 +104,24 @@ pub(crate) fn differences(first: &TensorFile, other: &TensorFile) -> Vec<String>
         file.header.tensors.iter().map(describe).collect()
     };
     let (in_first, in_other) = (by_name(first), by_name(other));
-    let (first_path, other_path) = (first.path.display(), other.path.display());
+    let (first_path, other_path) = (shown(&first.path), shown(&other.path));
     let mut differences = Vec::new();
     for tensor in &first.header.tensors {
-        let expected = &in_first[&tensor.name];
+        let (name, expected) = (shown(&tensor.name), &in_first[&tensor.name]);
         match in_other.get(&tensor.name) {
             Some(got) if got == expected => {}
-            Some(got) => differences
-                .push(format!("tensor `{}`: {first_path} has {expected}, {other_path} has {got}", tensor.name)),
-            None => differences
-                .push(format!("tensor `{}`: {first_path} has {expected}, {other_path} does not have it", tensor.name)),
+            Some(got) => {
+                differences.push(format!("tensor `{name}`: {first_path} has {expected}, {other_path} has {got}"))
+            }
+            None => {
+                differences.push(format!("tensor `{name}`: {first_path} has {expected}, {other_path} does not have it"))
+            }
         }
     }
     for tensor in &other.header.tensors {
         if !in_first.contains_key(&tensor.name) {
-            let got = &in_other[&tensor.name];
-            differences
-                .push(format!("tensor `{}`: {first_path} does not have it, {other_path} has {got}", tensor.name));
+            let (name, got) = (shown(&tensor.name), &in_other[&tensor.name]);
+            differences.push(format!("tensor `{name}`: {first_path} does not have it, {other_path} has {got}"));
         }
     }
     differences

@@ -5,6 +5,7 @@
 //! without bound.
 
 use super::{Header, Tensor, read_more, tensor_bytes};
+use crate::shown::shown;
 use std::collections::BTreeMap;
 use std::io::Read;
 use tutti::DType;
@@ -69,7 +70,7 @@ fn dtype(descr: &str) -> Result<DType, String> {
         "<V2" | "|V2" | "V2" => "npy has no bfloat16 (use .safetensors)",
         _ => "only float32 (<f4) and float16 (<f2) can be reduced",
     };
-    Err(format!("the array's type is '{descr}': {reason}"))
+    Err(format!("the array's type is '{}': {reason}", shown(descr)))
 }
 
 /// What the dictionary says.
@@ -96,7 +97,7 @@ impl Literals<'_> {
                 "descr" => descr.replace(self.descr()?).is_some(),
                 "fortran_order" => fortran_order.replace(self.boolean()?).is_some(),
                 "shape" => shape.replace(self.tuple()?).is_some(),
-                _ => return Err(format!("the header has an entry '{key}' that no npy file has")),
+                _ => return Err(format!("the header has an entry '{}' that no npy file has", shown(&key))),
             };
             if twice {
                 return Err(format!("the header has two entries '{key}'"));

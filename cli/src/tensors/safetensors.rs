@@ -5,6 +5,7 @@
 //! tensor is wrong.
 
 use super::{Header, Tensor, read_more, tensor_bytes};
+use crate::shown::shown;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
@@ -34,14 +35,15 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
     }
     read_more(source, length, &mut raw)?;
     let entries: Entries = serde_json::from_slice(&raw[LENGTH_BYTES as usize..])
-        .map_err(|error| format!("the header is not that of a safetensors file: {error}"))?;
+        .map_err(|error| format!("the header is not that of a safetensors file: {}", shown(&error.to_string())))?;
 
     let mut tensors = entries.tensors;
     // A stable sort: tensors without data keep the order of the header.
     tensors.sort_by_key(|(_, info)| info.data_offsets);
     let mut end = 0;
     let mut checked = Vec::with_capacity(tensors.len());
-    for (name, info) in tensors {
+    for (tensor_name, info) in tensors {
+        let name = shown(&tensor_name);
         let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
         if from != end || to < from {
             return Err(format!(
@@ -59,7 +61,7 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
         }
         end = to;
         let offset = data_start.checked_add(from).ok_or_else(|| format!("tensor `{name}`: its offset is too large"))?;
-        checked.push(Tensor { name, dtype, shape, offset, bytes });
+        checked.push(Tensor { name: tensor_name, dtype, shape, offset, bytes });
     }
     let present = file_bytes - data_start;
     if end != present {

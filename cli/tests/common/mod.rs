@@ -27,7 +27,7 @@ pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
     finish(tutti().args(args))
 }
 
-/// Runs a prepared command to its end.
+/// Runs a prepared command to its end. Whatever it was given, it prints nothing that a terminal would act on.
 pub fn finish(command: &mut Command) -> Outcome {
     let output = command.output().expect("the command starts");
     let outcome = Outcome {
@@ -36,6 +36,11 @@ pub fn finish(command: &mut Command) -> Outcome {
         stderr: String::from_utf8(output.stderr).expect("standard error is text"),
     };
     assert!(!outcome.stderr.contains("panicked"), "{outcome:?}");
+    let acts_on_a_terminal = |c: char| c.is_control() && c != '\n';
+    assert!(
+        !outcome.stdout.contains(acts_on_a_terminal) && !outcome.stderr.contains(acts_on_a_terminal),
+        "{outcome:?}"
+    );
     outcome
 }
 
