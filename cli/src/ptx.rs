@@ -1,7 +1,7 @@
 //! `tutti ptx`: writes out the PTX images that this build carries, or names their entry points.
 
 use crate::failure::Failure;
-use crate::output::OutputFile;
+use crate::output::{Existing, OutputFile};
 use crate::shown::{self, shown};
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &PtxArgs) -> Result<(), Failure> {
 fn write_images(images: &[Image], directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory).map_err(|error| Failure::file("make the directory", directory, &error))?;
     for image in images {
-        let file = OutputFile::create(&directory.join(image.file_name()))?;
+        let file = OutputFile::create(&directory.join(image.file_name()), Existing::Replace)?;
         file.file().write_all(image.text().as_bytes()).map_err(|error| file.failed(&error))?;
         file.finish()?;
     }

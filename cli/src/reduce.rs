@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use crate::inputs::Number;
 use crate::names::{parse_algorithm, parse_reduction};
-use crate::output::OutputFile;
+use crate::output::{Existing, OutputFile};
 use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory, run_ranks};
 use crate::shown::{self, shown};
 use crate::size::format_size;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 use tutti::plan::Algorithm;
 use tutti::{Communicator, DType, Reduction};
@@ -30,10 +30,12 @@ Inputs are .safetensors or .npy files, all of one kind, that hold the same tenso
 (f32, f16 or bf16; a .npy file holds one array and cannot hold bf16). Sums and averages of 16-bit numbers are made in f32 \
 and rounded once per step.
 
-The output holds the same tensors in the order of the first file, with the first file's metadata. It is written under \
-another name in the same directory and renamed when it is complete and on disk: whatever happens, there is either the whole \
-output or none, and a file that was there before stays as it is until then. As with cp, an existing output is replaced \
-(unless --no-clobber is given), and an output that is one of the inputs is refused.
+The output holds the same tensors in the order of the first file, with the first file's metadata. It is written \
+without a name (where the file system cannot do that, under a temporary one in the same directory) and gets its own when it is \
+complete and on disk: whatever happens, there is either the whole output or none, and a file that was there before stays as \
+it is until then. As with cp, an existing output is replaced \
+(unless --no-clobber is given), a symbolic link is followed, and an output that is one of the inputs, or a \
+symbolic link to nothing, is refused.
 
 Examples:
   tutti reduce run1.safetensors run2.safetensors run3.safetensors --op avg -o average.safetensors
@@ -105,7 +107,7 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
     let mut options = options_within_memory(rank_count, BUFFER_BYTES as u64);
     options.algorithm = args.algorithm;
     let communicators = tutti::local_with(rank_count, options)?;
-    let output = OutputFile::create(&args.output)?;
+    let output = OutputFile::create(&args.output, if args.no_clobber { Existing::Keep } else { Existing::Replace })?;
     output.reserve(header.raw.len() as u64 + bytes)?;
     output.file().write_all_at(&header.raw, 0).map_err(|error| output.failed(&error))?;
 
@@ -118,6 +120,7 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
     let reduced = run_ranks(&communicators, &cores_for_ranks(rank_count, true), |communicator| work.run(communicator));
     progress.finish_and_clear();
     reduced?;
+    files.iter().try_for_each(TensorFile::check_unchanged)?;
     output.finish()?;
 
     let summary = Summary {
@@ -204,9 +207,6 @@ fn check_output(args: &ReduceArgs, files: &[TensorFile]) -> Result<(), Failure> 
             return Err(Failure::Failed(format!("the output {output} is one of the inputs, {}", shown(&file.path))));
         }
     }
-    if args.no_clobber {
-        return Err(Failure::Failed(format!("{output} exists, and --no-clobber forbids replacing it")));
-    }
     Ok(())
 }
 
@@ -263,19 +263,13 @@ impl Work<'_> {
         buffer: &mut [T],
     ) -> Result<(), Failure> {
         let (rank, rank_count) = (communicator.rank(), communicator.rank_count());
-        let path: &Path = &self.files[rank].path;
         let element_bytes = size_of::<T>() as u64;
         let count = target.bytes / element_bytes;
         let mut done = 0;
         while done < count {
             let length = usize::try_from(count - done).unwrap_or(usize::MAX).min(buffer.len());
             let piece = &mut buffer[..length];
-            self.files[rank]
-                .file
-                .read_exact_at(bytemuck::cast_slice_mut(piece), source.offset + done * element_bytes)
-                .map_err(|error| {
-                    Failure::Failed(format!("{}: tensor `{}`: {error}", shown(path), shown(&source.name)))
-                })?;
+            self.files[rank].read(bytemuck::cast_slice_mut(piece), source.offset + done * element_bytes)?;
             communicator.all_reduce_in_place(piece, self.reduction)?;
             // Every rank has the same bits; each writes its share of them.
             let share = length * rank / rank_count..length * (rank + 1) / rank_count;

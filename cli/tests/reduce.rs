@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// A tensor to be written: its values are rounded to its type.
@@ -451,8 +452,19 @@ fn an_output_that_cannot_be_written_is_refused_and_inputs_stay_as_they_are() {
     fs::create_dir(place.path("directory.safetensors")).unwrap();
     reduce(&[&a, &a], "sum", &place.path("directory.safetensors")).failed(1, &["a directory"]);
     reduce(&[&a, &a], "sum", &place.path("no/such/out.safetensors")).failed(1, &["no/such/out.safetensors"]);
+    reduce(&[&a, &a], "sum", &place.path("out.safetensors/")).failed(1, &["not the name of a file"]);
+    let link = |name: &str, target: &str| std::os::unix::fs::symlink(target, place.path(name)).unwrap();
+    link("link.safetensors", "a.safetensors");
+    reduce(&[&a, &a], "sum", &place.path("link.safetensors")).failed(1, &["one of the inputs"]);
+    reduce(&[&place.path("link.safetensors")], "sum", &a).failed(1, &["one of the inputs"]);
+    link("dangling.safetensors", "nothing.safetensors");
+    reduce(&[&a, &a], "sum", &place.path("dangling.safetensors"))
+        .failed(1, &["dangling.safetensors: it is a symbolic link to nothing.safetensors, which does not exist"]);
+    link("loop.safetensors", "loop.safetensors");
+    reduce(&[&a, &a], "sum", &place.path("loop.safetensors")).failed(1, &["loop.safetensors: "]);
     assert_eq!(fs::read(&a).unwrap(), before);
-    assert_eq!(place.others(&["a.safetensors", "same.safetensors", "directory.safetensors"]), Vec::<String>::new());
+    let links = ["dangling.safetensors", "link.safetensors", "loop.safetensors"];
+    assert_eq!(place.others(&["a.safetensors", "same.safetensors", "directory.safetensors"]), links);
 }
 
 #[test]
@@ -471,30 +483,70 @@ fn nonsense_is_a_usage_error() {
     reduce(&many, "sum", &output).failed(2, &["at most 256"]);
 }
 
-/// The inputs have no data on disk (they are holes), so that making them is quick; reducing them is not.
+/// Inputs whose data is not on disk (they are holes), so that making them is quick; reducing them is not.
+fn large_inputs(place: &Place) -> [PathBuf; 2] {
+    const COUNT: u64 = 1 << 28;
+    let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{COUNT}],"data_offsets":[0,{}]}}}}"#, 4 * COUNT);
+    ["a.safetensors", "b.safetensors"].map(|name| place.write_raw(name, &header, 4 * COUNT))
+}
+
+/// Starts the command and comes back when it is writing its output.
+fn started(place: &Place, arguments: Vec<OsString>) -> Child {
+    let mut child = tutti().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let directory = place.0.path().canonicalize().unwrap();
+    let writes = |file: fs::DirEntry| {
+        let target = fs::read_link(file.path()).unwrap_or_default();
+        let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        target.starts_with(&directory) && (name.starts_with('#') || name.starts_with(".tutti-"))
+    };
+    let start = Instant::now();
+    while !fs::read_dir(format!("/proc/{}/fd", child.id())).is_ok_and(|files| files.flatten().any(writes)) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it began to write");
+        assert!(start.elapsed() < Duration::from_secs(60), "it did not begin to write");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child
+}
+
+/// Whether files without a name can be made there, as they can on all common file systems of Linux.
+fn has_unnamed_files(directory: &Path) -> bool {
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
+    rustix::fs::open(directory, flags, rustix::fs::Mode::RUSR).is_ok()
+}
+
 #[test]
 fn a_signal_in_mid_write_leaves_no_output_and_the_old_file() {
-    for (signal, number) in [(rustix::process::Signal::INT, 2), (rustix::process::Signal::TERM, 15)] {
+    use rustix::process::{Pid, Signal, kill_process};
+    for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15), (Signal::KILL, 9)] {
         let place = Place::new();
-        const COUNT: u64 = 1 << 28;
-        let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{COUNT}],"data_offsets":[0,{}]}}}}"#, 4 * COUNT);
-        let [a, b] = ["a.safetensors", "b.safetensors"].map(|name| place.write_raw(name, &header, 4 * COUNT));
+        if signal == Signal::KILL && !has_unnamed_files(place.0.path()) {
+            println!("skipped: the file system of {} has no files without a name", place.0.path().display());
+            continue;
+        }
+        let [a, b] = large_inputs(&place);
         let output = place.path("out.safetensors");
         fs::write(&output, "old").unwrap();
-        let inputs = ["a.safetensors", "b.safetensors", "out.safetensors"];
-        let mut child = tutti().args(arguments(&[&a, &b], "sum", &output)).spawn().unwrap();
-        let start = Instant::now();
-        while place.others(&inputs).is_empty() {
-            assert!(child.try_wait().unwrap().is_none(), "it ended before it began to write");
-            assert!(start.elapsed() < Duration::from_secs(60), "it did not begin to write");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        let mut child = started(&place, arguments(&[&a, &b], "sum", &output));
+        kill_process(Pid::from_child(&child), signal).unwrap();
         let status = child.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(number), "{status:?}");
-        assert_eq!(place.others(&inputs), Vec::<String>::new());
+        assert_eq!(place.others(&["a.safetensors", "b.safetensors", "out.safetensors"]), Vec::<String>::new());
         assert_eq!(fs::read(&output).unwrap(), b"old");
     }
+}
+
+#[test]
+fn an_input_that_is_cut_short_while_it_is_read_is_named_and_nothing_is_written() {
+    let place = Place::new();
+    let [a, b] = large_inputs(&place);
+    let child = started(&place, arguments(&[&a, &b], "sum", &place.path("out.safetensors")));
+    fs::File::options().write(true).open(&b).unwrap().set_len(5000).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let expected = ["error: ", "b.safetensors: ", "cut short while it was read", "to 5000 bytes"];
+    assert!(expected.iter().all(|text| said.contains(text)), "{said}");
+    assert_eq!(place.others(&["a.safetensors", "b.safetensors"]), Vec::<String>::new());
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod report;
 use crate::failure::Failure;
 use crate::inputs::{Inputs, Number, nccl_name};
 use crate::names::{Choice, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots};
-use crate::output::OutputFile;
+use crate::output::{Existing, OutputFile};
 use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory};
 use crate::shown::{self, shown};
 use crate::size::{format_size, parse_size};
@@ -186,7 +186,7 @@ impl Json {
         if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("json")) {
             return Err(Failure::Usage(format!("-J {}: expected a name in .json, or -", shown(path))));
         }
-        OutputFile::create(path).map(Json::File)
+        OutputFile::create(path, Existing::Replace).map(Json::File)
     }
 
     fn write(self, mut report: Report) -> Result<(), Failure> {

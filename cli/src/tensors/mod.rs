@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use tutti::DType;
 
 #[cfg(target_endian = "big")]
@@ -74,6 +76,8 @@ pub(crate) struct TensorFile {
     pub(crate) path: PathBuf,
     pub(crate) file: File,
     pub(crate) header: Header,
+    /// The length and the time of the last change when it was opened.
+    opened: (u64, Option<SystemTime>),
 }
 
 impl TensorFile {
@@ -87,14 +91,42 @@ impl TensorFile {
             return Err(Failure::Failed(format!("{} is {what}", shown(path))));
         }
         let mut file = File::open(path).map_err(cannot)?;
-        let bytes = file.metadata().map_err(cannot)?.len();
+        let opened = stamp(&file).map_err(cannot)?;
+        let bytes = opened.0;
         let header = match format {
             Format::SafeTensors => safetensors::read_header(&mut file, bytes),
             Format::Npy => npy::read_header(&mut file, bytes),
         };
         let header = header.map_err(|reason| Failure::Failed(format!("{}: {reason}", shown(path))))?;
-        Ok(TensorFile { path: path.to_owned(), file, header })
+        Ok(TensorFile { path: path.to_owned(), file, header, opened })
     }
+
+    /// Reads data, as much as there is room for.
+    pub(crate) fn read(&self, into: &mut [u8], offset: u64) -> Result<(), Failure> {
+        self.file.read_exact_at(into, offset).map_err(|error| match (error.kind(), self.check_unchanged()) {
+            // Its end is not where the header says, as it was when it was opened.
+            (io::ErrorKind::UnexpectedEof, Err(changed)) => changed,
+            _ => Failure::file("read", &self.path, &error),
+        })
+    }
+
+    /// The file must be the one that it was when it was opened: what was read of it is then all of one state.
+    pub(crate) fn check_unchanged(&self) -> Result<(), Failure> {
+        let now = stamp(&self.file).map_err(|error| Failure::file("read", &self.path, &error))?;
+        let what = match (self.opened.0, now.0) {
+            _ if now == self.opened => return Ok(()),
+            (before, after) if after < before => {
+                format!("was cut short while it was read, from {before} to {after} bytes")
+            }
+            _ => "changed while it was read".to_owned(),
+        };
+        Err(Failure::Failed(format!("{}: the file {what}", shown(&self.path))))
+    }
+}
+
+/// The length of a file and the time of its last change, if the file system keeps it.
+fn stamp(file: &File) -> io::Result<(u64, Option<SystemTime>)> {
+    file.metadata().map(|metadata| (metadata.len(), metadata.modified().ok()))
 }
 
 /// Says how a file differs from the first one, if it does: every tensor that is not the same in both.
@@ -148,6 +180,32 @@ fn read_more(source: &mut impl Read, bytes: u64, into: &mut Vec<u8>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_changes_after_it_was_opened_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.safetensors");
+        std::fs::write(&path, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        let open = || TensorFile::open(&path).unwrap_or_else(|failure| panic!("{failure:?}"));
+        let change = || File::options().write(true).open(&path).unwrap();
+        let said = |result: Result<(), Failure>| match result {
+            Err(Failure::Failed(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        let file = open();
+        assert!(file.check_unchanged().is_ok());
+        // There is nothing after the header, and the header has not changed: the reader asks for too much.
+        assert!(said(file.read(&mut [0], 10)).contains("cannot read"));
+        change().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(said(file.check_unchanged()).contains("a.safetensors: the file changed while it was read"));
+        let file = open();
+        change().set_len(11).unwrap();
+        assert!(said(file.check_unchanged()).contains("changed"));
+        change().set_len(10).unwrap();
+        let file = open();
+        change().set_len(9).unwrap();
+        assert!(said(file.read(&mut [0, 0], 8)).contains("cut short while it was read, from 10 to 9 bytes"));
+    }
 
     #[test]
     fn tensor_sizes_that_do_not_fit_are_none() {
