@@ -1,6 +1,7 @@
 //! Names on the command line, as nccl-tests and tutti spell them, and what they stand for.
 
-use tutti::plan::{Algorithm, Collective};
+use crate::failure::Failure;
+use tutti::plan::{Algorithm, Collective, PlanError};
 use tutti::{DType, Reduction};
 
 /// Parses `all_reduce` and its like; the root comes separately.
@@ -11,6 +12,16 @@ pub(crate) fn parse_collective(text: &str) -> Result<Collective, String> {
 /// Parses `ring` and its like.
 pub(crate) fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
     text.replace('-', "_").parse().map_err(|_| expected(Algorithm::ALL.map(Algorithm::name)))
+}
+
+/// An algorithm that a collective does not have is a usage error, which says what there is.
+pub(crate) fn check_offered(algorithm: Option<Algorithm>, collective: Collective) -> Result<(), Failure> {
+    match algorithm {
+        Some(algorithm) if !algorithm.offers(collective) => {
+            Err(Failure::Usage(PlanError::NotOffered { algorithm, collective }.to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether the count is that of one rank's block, and the whole is as many blocks as there are ranks.

@@ -6,7 +6,7 @@
 
 use crate::failure::Failure;
 use crate::inputs::Number;
-use crate::names::{parse_algorithm, parse_reduction};
+use crate::names::{check_offered, parse_algorithm, parse_reduction};
 use crate::output::{Existing, OutputFile};
 use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory, run_ranks};
 use crate::shown::{self, shown};
@@ -20,7 +20,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Instant;
-use tutti::plan::Algorithm;
+use tutti::plan::{Algorithm, Collective};
 use tutti::{Communicator, DType, Reduction};
 
 /// All-reduce for files: each input file is the data of one rank
@@ -59,7 +59,7 @@ pub(crate) struct ReduceArgs {
     #[arg(short = 'n', long)]
     no_clobber: bool,
 
-    /// Algorithm, such as ring, tree or direct [default: chosen by size and number of ranks]
+    /// Algorithm: ring, tree, one_shot or direct [default: chosen by size and number of ranks]
     #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
 
@@ -97,6 +97,7 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
     if rank_count > RANKS_MAX {
         return Err(Failure::Usage(format!("expected at most {RANKS_MAX} input files, got {rank_count}")));
     }
+    check_offered(args.algorithm, Collective::AllReduce)?;
     check_names(args)?;
     let files = args.inputs.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     check_same(&files)?;

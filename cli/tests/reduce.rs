@@ -479,6 +479,12 @@ fn nonsense_is_a_usage_error() {
     reduce(&[&a], "sum", &place.path("out.npy")).failed(2, &["one kind"]);
     reduce(&[&a], "sum", &place.path("out.pt")).failed(2, &[".safetensors or .npy"]);
     run([OsString::from("reduce"), a.clone().into_os_string()]).failed(2, &["--op"]);
+    for algorithm in ["chain", "dissemination"] {
+        let mut other = arguments(&[&a, &a], "sum", &output);
+        other.extend(["--algorithm".into(), algorithm.into()]);
+        run(other).failed(2, &[algorithm, "all_reduce is offered by ring, tree, one_shot, direct"]);
+    }
+    assert!(!output.exists());
     let many = vec![a.as_path(); 257];
     reduce(&many, "sum", &output).failed(2, &["at most 256"]);
 }

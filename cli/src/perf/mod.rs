@@ -9,7 +9,9 @@ mod report;
 
 use crate::failure::Failure;
 use crate::inputs::{Inputs, Number, nccl_name};
-use crate::names::{Choice, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots};
+use crate::names::{
+    Choice, check_offered, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots,
+};
 use crate::output::{Existing, OutputFile};
 use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory};
 use crate::shown::{self, shown};
@@ -272,16 +274,7 @@ impl Sweep {
             }
             None => vec![collective],
         };
-        if let Some(algorithm) = args.algorithm
-            && !algorithm.offers(collective)
-        {
-            let offered: Vec<&str> = collective.algorithms().map(Algorithm::name).collect();
-            return usage(format!(
-                "--algorithm {algorithm}: {} is offered by {}",
-                collective.name(),
-                offered.join(", ")
-            ));
-        }
+        check_offered(args.algorithm, collective)?;
         let is_barrier = collective == Collective::Barrier;
         let dtypes = if is_barrier { vec![DType::F32] } else { args.dtypes.among(DType::ALL.iter().copied()) };
         let minimum_gb_s = std::env::var("NCCL_TESTS_MIN_BW").ok().and_then(|text| text.trim().parse().ok());
@@ -582,6 +575,7 @@ mod tests {
             ("perf -d int8", "half (f16)"),
             ("perf -o median", "sum, prod"),
             ("perf --algorithm chain", "all_reduce is offered by ring"),
+            ("perf barrier --algorithm ring", "barrier is offered by dissemination"),
             ("perf all_to_all", "all_reduce, reduce_scatter"),
             ("perf -K 1", "-I 1"),
             ("perf -I 1 -n 1000000000", "at most 1000000 iterations"),
