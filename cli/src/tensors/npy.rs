@@ -43,7 +43,7 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
         return Err(format!("truncated: the header is {length} bytes long, and the file only {file_bytes}"));
     }
     read_more(source, length, &mut raw)?;
-    let array = Literals { rest: &raw[dictionary_start..] }.dictionary()?;
+    let array = Literals { rest: &raw[dictionary_start..], python_2: major < 3 }.dictionary()?;
     let dtype = dtype(&array.descr)?;
     if array.fortran_order {
         return Err("Fortran order is not supported: save the array with numpy.ascontiguousarray".to_owned());
@@ -61,13 +61,20 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
     Ok(Header { raw, tensors: vec![tensor], metadata: BTreeMap::new() })
 }
 
+/// The type that NumPy takes the text for, on a little-endian machine: there `=`, `|` and no mark at all mean the same as `<`.
 fn dtype(descr: &str) -> Result<DType, String> {
-    let reason = match descr {
-        "<f4" => return Ok(DType::F32),
-        "<f2" => return Ok(DType::F16),
-        ">f4" | ">f2" => "big-endian numbers are not supported",
-        "|O" | "O" => "Python objects are not supported",
-        "<V2" | "|V2" | "V2" => "npy has no bfloat16 (use .safetensors)",
+    let (order, kind) = match descr.split_at_checked(1) {
+        Some((order @ ("<" | "=" | "|" | ">"), kind)) => (order, kind),
+        _ => ("", descr),
+    };
+    let reason = match (kind, order) {
+        ("f4" | "f" | "f2" | "e", ">") => {
+            "big-endian numbers are not supported: save the array with .astype('<f4') or '<f2'"
+        }
+        ("f4" | "f", _) | ("float32" | "single", "") => return Ok(DType::F32),
+        ("f2" | "e", _) | ("float16" | "half", "") => return Ok(DType::F16),
+        ("O", _) | ("object", "") => "Python objects are not supported",
+        ("V2", _) => "npy has no bfloat16 (use .safetensors)",
         _ => "only float32 (<f4) and float16 (<f2) can be reduced",
     };
     Err(format!("the array's type is '{}': {reason}", shown(descr)))
@@ -84,6 +91,8 @@ struct Array {
 /// A parser of the few Python literals that a header is made of.
 struct Literals<'a> {
     rest: &'a [u8],
+    /// Whether Python 2 may have written it.
+    python_2: bool,
 }
 
 impl Literals<'_> {
@@ -188,6 +197,9 @@ impl Literals<'_> {
         while !self.take(b')') {
             values.push(self.integer()?);
             if !self.take(b',') {
+                if values.len() == 1 {
+                    return Err(self.unexpected("a tuple, which has a comma: (4,)"));
+                }
                 self.expect(b')')?;
                 break;
             }
@@ -199,10 +211,15 @@ impl Literals<'_> {
         self.skip_blanks();
         let digits = self.rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
         let (text, rest) = self.rest.split_at(digits);
-        let value = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+        // Python takes no leading zeros, but any number of zeros.
+        let leading = text.first() == Some(&b'0') && text.iter().any(|&digit| digit != b'0');
+        let value = str::from_utf8(text).ok().filter(|_| !leading).and_then(|text| text.parse().ok());
         let value = value.ok_or_else(|| self.unexpected("an extent below 2^64"))?;
-        // Python 2 wrote long integers with an L.
-        self.rest = rest.strip_prefix(b"L").unwrap_or(rest);
+        self.rest = match rest.strip_prefix(b"L") {
+            // Python 2 wrote long integers with an L, and versions 1 and 2.
+            Some(rest) if self.python_2 => rest,
+            _ => rest,
+        };
         Ok(value)
     }
 }
@@ -233,7 +250,10 @@ mod tests {
         for (dictionary, shape, data_bytes) in [
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }          \n", &[2, 3][..], 24),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (), }\n", &[], 4),
-            ("{\"shape\":(5L,),\"descr\":\"<f4\",\"fortran_order\":False}", &[5], 20),
+            ("{\"shape\":(5,),\"descr\":\"<f4\",\"fortran_order\":False}", &[5], 20),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1,)}", &[2, 1], 8),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': ( 5 ,\n), }", &[5], 20),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (00,), }", &[0], 0),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 7), }\n", &[0, 7], 0),
         ] {
             for version in 1..=3 {
@@ -248,12 +268,53 @@ mod tests {
     }
 
     #[test]
+    fn types_are_those_that_numpy_takes_for_native_ones() {
+        for (descr, dtype) in [
+            ("<f4", DType::F32),
+            ("=f4", DType::F32),
+            ("|f4", DType::F32),
+            ("f4", DType::F32),
+            ("<f", DType::F32),
+            ("f", DType::F32),
+            ("float32", DType::F32),
+            ("single", DType::F32),
+            ("=f2", DType::F16),
+            ("f2", DType::F16),
+            ("|e", DType::F16),
+            ("float16", DType::F16),
+            ("half", DType::F16),
+        ] {
+            let dictionary = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (3,), }}\n");
+            assert_eq!(read(&file(1, &dictionary, 3 * dtype.bytes())).unwrap().tensors[0].dtype, dtype, "{descr}");
+        }
+    }
+
+    #[test]
+    fn a_long_integer_is_taken_where_python_2_can_have_written_it() {
+        let dictionary = "{'descr': '<f4', 'fortran_order': False, 'shape': (5L, 1L), }\n";
+        for (version, good) in [(1, true), (2, true), (3, false)] {
+            assert_eq!(read(&file(version, dictionary, 20)).is_ok(), good);
+        }
+    }
+
+    #[test]
     fn wrong_headers_are_refused_with_a_reason() {
         let descr = |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}\n");
         for (dictionary, data_bytes, reason) in [
             (descr("'<f4'"), 7, "truncated"),
             (descr("'<f4'"), 9, "trailing"),
             (descr("'>f4'"), 8, "big-endian"),
+            (descr("'>f2'"), 4, "big-endian"),
+            (descr("'>f'"), 8, "big-endian"),
+            (descr("'>float32'"), 8, "only float32"),
+            (descr("'<float32'"), 8, "only float32"),
+            (descr("'float'"), 16, "only float32"),
+            (descr("'F4'"), 8, "only float32"),
+            (descr("' f4'"), 8, "only float32"),
+            (descr("'@f4'"), 8, "only float32"),
+            (descr("''"), 8, "only float32"),
+            (descr("'é'"), 8, "only float32"),
+            (descr("4"), 8, "expected a string"),
             (descr("'|O'"), 8, "objects"),
             (descr("'<V2'"), 4, "bfloat16"),
             (descr("'<f8'"), 16, "'<f8': only float32"),
@@ -267,6 +328,17 @@ mod tests {
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }".to_owned(), 8, "extent"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999,9), }".to_owned(), 8, "too large"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), } x".to_owned(), 8, "goes on"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2), }".to_owned(), 8, "a comma"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': 2, }".to_owned(), 8, "expected '('"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': [2], }".to_owned(), 8, "expected '('"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (,), }".to_owned(), 4, "extent"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,,), }".to_owned(), 8, "extent"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (1 2), }".to_owned(), 8, "a comma"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (02,), }".to_owned(), 8, "extent"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (True,), }".to_owned(), 4, "extent"),
+            ("{'descr': '<f4', 'fortran_order': 0, 'shape': (2,), }".to_owned(), 8, "True or False"),
+            ("{'descr': '<f4', 'fortran_order': Falsey, 'shape': (2,), }".to_owned(), 8, "expected '}'"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }\0\0".to_owned(), 8, "goes on"),
             ("{'descr': '<f4', 'shape': (2,)}".to_owned(), 8, "no entry 'fortran_order'"),
             (String::new(), 8, "expected '{'"),
         ] {
@@ -283,6 +355,8 @@ mod tests {
             (b"\x93NUMPY\x01\x00\xff\xff{", "truncated"),
             (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "more than the limit"),
             (b"\x93NUMPY\x04\x00\x00\x00", "version 4.0"),
+            (b"\x93NUMPY\x01\x01\x00\x00", "version 1.1"),
+            (b"\x93NUMPY\x02\x00\x01\x00", "truncated"),
             (b"\x93NUMPY\x01\x00\x01", "truncated"),
         ] {
             let error = read(file).unwrap_err();
