@@ -12,6 +12,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// The data, the machine or a result is wrong: exit code 1.
     Failed(String),
+    /// A check that was asked for could not be made; nothing has been found wrong: exit code 3.
+    Unchecked(String),
     /// Whoever read standard output has gone away, as `| head` does: no message, exit code 0.
     ReaderGone,
 }

@@ -1,7 +1,8 @@
 //! The `tutti` command: measures collectives, reduces files, prints plans and kernels.
 //!
 //! One file holds one command. Everything the commands say about failures is printed here, and the exit code is made here:
-//! 0 when all is well, 1 when data, results or the machine are wrong, 2 when the command line is.
+//! 0 when all is well, 1 when data, results or the machine are wrong, 2 when the command line is, 3 when a check was asked for
+//! and could not be made.
 
 #![forbid(unsafe_code)]
 
@@ -59,6 +60,10 @@ fn main() -> ExitCode {
         Err(Failure::Failed(reason)) => {
             tell("error", &reason);
             ExitCode::from(1)
+        }
+        Err(Failure::Unchecked(reason)) => {
+            tell("error", &reason);
+            ExitCode::from(3)
         }
         Err(Failure::Usage(reason)) => {
             tell("error", &reason);

@@ -77,9 +77,14 @@ fn the_largest_plans_end_quickly() {
 
 #[test]
 fn a_plan_that_is_too_large_to_verify_is_not_called_wrong() {
-    let outcome =
-        run_line("plan all_reduce -g 600 --size 4 --algorithm one_shot --verify").failed(1, &["not verified"]);
+    let outcome = run_line("plan all_reduce -g 600 --size 4 --algorithm one_shot --verify")
+        .failed(3, &["not verified", "too large"]);
     assert!(outcome.stdout.contains("# not verified: ") && !outcome.stdout.contains("# wrong"));
+    let outcome =
+        run_line("plan all_reduce -g 600 --size 4 --algorithm one_shot --verify --json").failed(3, &["not verified"]);
+    let summary: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(summary["verified"], Value::Null);
+    assert!(run_line("plan --help").good().stdout.contains("3 if the plan is too large to be verified"));
 }
 
 #[test]
