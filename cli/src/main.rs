@@ -22,7 +22,7 @@ mod size;
 mod table;
 mod tensors;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use failure::Failure;
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -45,7 +45,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(answer) => return refuse(&answer),
     };
@@ -71,6 +71,15 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The command line. A number below zero is a wrong value of the flag before it, not a flag of its own.
+fn parse() -> Result<Cli, clap::Error> {
+    let is_flag = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
+    let command = Cli::command().mut_subcommands(|command| {
+        command.mut_args(|arg| if is_flag(&arg) { arg.allow_negative_numbers(true) } else { arg })
+    });
+    Cli::from_arg_matches(&command.try_get_matches()?)
 }
 
 /// What clap has to say about the command line: help and version, or what is wrong with it.

@@ -1,7 +1,8 @@
 //! Names on the command line, as nccl-tests and tutti spell them, and what they stand for.
 
 use crate::failure::Failure;
-use tutti::plan::{Algorithm, Collective, PlanError};
+use std::ops::RangeInclusive;
+use tutti::plan::{Algorithm, Collective, MAX_RANK_COUNT, PlanError};
 use tutti::{DType, Reduction};
 
 /// Parses `all_reduce` and its like; the root comes separately.
@@ -54,12 +55,46 @@ pub(crate) fn parse_reductions(text: &str) -> Result<Choice<Reduction>, String> 
     or_all(text, parse_reduction)
 }
 
+/// Parses a whole number within a range.
+pub(crate) fn whole(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number) && !text.starts_with('+'));
+        number.ok_or_else(|| match *range.end() {
+            u64::MAX => format!("expected a whole number, {} or more", range.start()),
+            end => format!("expected a whole number from {} to {end}", range.start()),
+        })
+    }
+}
+
+/// Parses a number of ranks: whatever [`tutti::local`] makes.
+pub(crate) fn parse_rank_count(text: &str) -> Result<usize, String> {
+    whole(1..=MAX_RANK_COUNT as u64)(text).map(|count| count as usize).map_err(|error| format!("{error} ranks"))
+}
+
+/// A root must be one of the ranks.
+pub(crate) fn check_root(root: usize, rank_count: usize) -> Result<(), Failure> {
+    if root < rank_count {
+        return Ok(());
+    }
+    let plural = if rank_count == 1 { "there is 1 rank" } else { &format!("there are {rank_count} ranks") };
+    Err(Failure::Usage(format!("-r {root}: {plural}, counted from 0")))
+}
+
+/// Parses yes or no, as nccl-tests writes it.
+pub(crate) fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("expected 0 or 1".to_owned()),
+    }
+}
+
 /// Parses a rank, or `all` (nccl-tests writes -1).
 pub(crate) fn parse_roots(text: &str) -> Result<Choice<usize>, String> {
     if text == "-1" {
         return Ok(Choice::All);
     }
-    or_all(text, |text| text.parse().map_err(|_| "expected a rank".to_owned()))
+    or_all(text, |text| text.parse().map_err(|_| "expected a rank, counted from 0".to_owned()))
 }
 
 /// One of several, or each of them in turn.
@@ -103,6 +138,21 @@ mod tests {
             assert_eq!(parse_dtype(dtype.name()), Ok(dtype));
         }
         assert!(parse_dtypes("int8").unwrap_err().contains("or all"));
+    }
+
+    #[test]
+    fn numbers_are_whole_and_within_their_range() {
+        let digit = whole(1..=9);
+        assert_eq!((digit("1"), digit("9"), digit("007")), (Ok(1), Ok(9), Ok(7)));
+        for text in
+            ["", "0", "10", "-1", "+1", "1e0", "1.0", " 1", "0x1", "٣", "9223372036854775808", "99999999999999999999"]
+        {
+            assert_eq!(digit(text).unwrap_err(), "expected a whole number from 1 to 9", "{text}");
+        }
+        assert_eq!(whole(2..=u64::MAX)("1").unwrap_err(), "expected a whole number, 2 or more");
+        assert!(parse_rank_count("1025").unwrap_err().contains("1 to 1024 ranks"));
+        assert_eq!((parse_switch("0"), parse_switch("1")), (Ok(false), Ok(true)));
+        assert!(parse_switch("yes").is_err() && parse_switch("2").is_err());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! `tutti plan`: prints the plan by which a collective would run, what each rank sends, and whether the plan is right.
 
 use crate::failure::Failure;
-use crate::names::{counts_blocks, parse_algorithm, parse_collective, parse_dtype};
+use crate::names::{
+    check_root, counts_blocks, parse_algorithm, parse_collective, parse_dtype, parse_rank_count, whole,
+};
 use crate::shown;
 use crate::size::parse_size;
 use serde::Serialize;
@@ -9,7 +11,7 @@ use std::io::{self, BufWriter, Write};
 use tutti::DType;
 use tutti::plan::select::{self, Capabilities};
 use tutti::plan::verify::ViolationKind;
-use tutti::plan::{self, Algorithm, Collective, Geometry, MAX_RANK_COUNT, Operand, Plan, Rank, verify};
+use tutti::plan::{self, Algorithm, Collective, Geometry, Operand, Plan, Rank, verify};
 
 /// Print the plan of a collective, what each rank sends, and whether the plan is right
 #[derive(Debug, clap::Args)]
@@ -30,10 +32,10 @@ pub(crate) struct PlanArgs {
     collective: Collective,
 
     /// Number of ranks
-    #[arg(short = 'g', long = "ranks", value_name = "N")]
+    #[arg(short = 'g', long = "ranks", value_name = "N", value_parser = parse_rank_count)]
     ranks: usize,
 
-    /// Size in bytes, with an optional unit K, M or G (not needed for a barrier)
+    /// Size in bytes, with an optional unit K, M, G or T (not needed for a barrier)
     #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 
@@ -46,8 +48,8 @@ pub(crate) struct PlanArgs {
     dtype: DType,
 
     /// Root rank
-    #[arg(short = 'r', long = "root", value_name = "RANK", default_value_t = 0)]
-    root: usize,
+    #[arg(short = 'r', long = "root", value_name = "RANK", default_value_t = 0, value_parser = whole(0..=u64::from(u32::MAX)))]
+    root: u64,
 
     /// Verify the plan: every element right, no deadlock, as many bytes as published
     #[arg(long)]
@@ -158,12 +160,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
 
 fn build(args: &PlanArgs) -> Result<Plan, Failure> {
     let usage = |text: String| Err(Failure::Usage(text));
-    if args.ranks == 0 || args.ranks > MAX_RANK_COUNT {
-        return usage(format!("-g: expected 1 to {MAX_RANK_COUNT} ranks, got {}", args.ranks));
-    }
-    if args.root >= args.ranks {
-        return usage(format!("-r {}: there are {} ranks, counted from 0", args.root, args.ranks));
-    }
+    check_root(args.root as usize, args.ranks)?;
     let collective = args.collective.with_root(Rank(args.root as u32));
     let element_bytes = args.dtype.bytes() as u64;
     let blocks = if counts_blocks(collective) { args.ranks as u64 } else { 1 };

@@ -2,13 +2,100 @@
 
 use crate::failure::Failure;
 use crate::machine;
+use crate::size::format_size;
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use tutti::plan::select::{Capabilities, choose};
+use tutti::plan::{self, Algorithm, Collective, Geometry, Plan, Rank, Step};
 use tutti::{Communicator, Options};
 
-/// The most ranks that one process runs. Every rank's thread builds the plan of all of them, so that memory grows with the
-/// third power of the ranks, and no machine has cores for more anyway.
-pub(crate) const RANKS_MAX: usize = 256;
+/// Memory that the ranks of one process take all together, as far as it is known before they run.
+#[derive(Default)]
+pub(crate) struct Need {
+    pub(crate) buffer_bytes: u64,
+    /// From whom to whom, and how many; they stay for later calls with other plans.
+    connections: HashMap<(Rank, Rank), u64>,
+    /// Of the largest plan. Every rank's thread makes the plan of all ranks for itself.
+    plan_bytes: u64,
+}
+
+impl Need {
+    /// What buffers need.
+    pub(crate) fn of_buffers(buffer_bytes: u64) -> Need {
+        Need { buffer_bytes, ..Need::default() }
+    }
+
+    /// Adds what calls with these counts need, smallest first. Of those that one algorithm is chosen for, the first stands for
+    /// all: they differ in how often steps run, not in which there are. The very last one is looked at too.
+    pub(crate) fn add_calls(
+        &mut self,
+        collective: Collective,
+        algorithm: Option<Algorithm>,
+        rank_count: usize,
+        counts: impl Iterator<Item = u64>,
+        element_bytes: usize,
+    ) -> Result<(), Failure> {
+        let (element_bytes, geometry) = (element_bytes as u32, Geometry::default());
+        // What ranks in one process offer.
+        let capabilities = Capabilities { windows: true };
+        let (mut last, mut counts) = (None, counts.peekable());
+        while let Some(count) = counts.next() {
+            let bytes = count.saturating_mul(u64::from(element_bytes));
+            let chosen =
+                algorithm.unwrap_or_else(|| choose(collective, rank_count, bytes, element_bytes, capabilities));
+            if last.replace(chosen) != Some(chosen) || counts.peek().is_none() {
+                let plan = plan::build(collective, chosen, rank_count, count, element_bytes, &geometry);
+                self.add(&plan.map_err(|error| Failure::Failed(error.to_string()))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what a call by this plan needs.
+    fn add(&mut self, plan: &Plan) {
+        let mut pairs: HashMap<(Rank, Rank), u64> = HashMap::new();
+        for connection in &plan.connections {
+            *pairs.entry((connection.from, connection.to)).or_default() += 1;
+        }
+        for (pair, count) in pairs {
+            let connections = self.connections.entry(pair).or_default();
+            *connections = count.max(*connections);
+        }
+        self.plan_bytes = self.plan_bytes.max(plan_bytes(plan));
+    }
+
+    /// Refuses what does not fit the memory that is available, before any of it is taken; `advice` says what to change.
+    pub(crate) fn check(&self, rank_count: usize, available: Option<u64>, advice: &str) -> Result<(), Failure> {
+        let Options { slots, slot_bytes, .. } = Options::default();
+        let connections: u64 = self.connections.values().sum();
+        let connection_bytes = connections.saturating_mul(u64::from(slots) * u64::from(slot_bytes));
+        let plan_bytes = self.plan_bytes.saturating_mul(rank_count as u64);
+        let all = self.buffer_bytes.saturating_add(connection_bytes).saturating_add(plan_bytes);
+        match available {
+            Some(available) if all > available => Err(Failure::Failed(format!(
+                "{rank_count} ranks need about {}, and {} are available: {} for buffers, {} for {connections} connections of \
+                 {slots} slots of {} each, {} for plans; {advice}",
+                format_size(all),
+                format_size(available),
+                format_size(self.buffer_bytes),
+                format_size(connection_bytes),
+                format_size(u64::from(slot_bytes)),
+                format_size(plan_bytes),
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// About what a plan takes, most of which is its steps and their operands.
+fn plan_bytes(plan: &Plan) -> u64 {
+    let steps = plan.ranks.iter().flat_map(|rank| &rank.programs).flat_map(|program| &program.loops);
+    let steps = steps
+        .flat_map(|in_loop| &in_loop.steps)
+        .map(|step| size_of::<Step>() + size_of_val(&step.sources[..]) + size_of_val(&step.destinations[..]));
+    (size_of_val(&plan.connections[..]) + steps.sum::<usize>()) as u64
+}
 
 /// Options whose memory budget lets all ranks together take what is available beside `buffer_bytes`, and no more.
 pub(crate) fn options_within_memory(rank_count: usize, buffer_bytes: u64) -> Options {
@@ -83,4 +170,37 @@ impl Drop for AbortOnPanic<'_> {
 pub(crate) fn cores_for_ranks(rank_count: usize, pin: bool) -> Vec<Option<usize>> {
     let cores = if pin { machine::allowed_cores() } else { Vec::new() };
     (0..rank_count).map(|rank| if rank_count <= cores.len() { Some(cores[rank]) } else { None }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn need(algorithm: Algorithm, rank_count: usize) -> Need {
+        let mut need = Need::of_buffers(1000);
+        let plan = plan::build(Collective::AllReduce, algorithm, rank_count, 100, 4, &Geometry::default()).unwrap();
+        need.add(&plan);
+        need.add(&plan);
+        need
+    }
+
+    #[test]
+    fn connections_count_once_for_all_calls_that_use_them() {
+        let mut need = need(Algorithm::Ring, 16);
+        assert_eq!(need.connections.values().sum::<u64>(), 16);
+        let one_shot = plan::build(Collective::AllReduce, Algorithm::OneShot, 16, 1, 4, &Geometry::default()).unwrap();
+        need.add(&one_shot);
+        assert_eq!(need.connections.values().sum::<u64>(), 16 * 15);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_figures() {
+        let need = need(Algorithm::OneShot, 64);
+        let connection_bytes = 64 * 63 * 8 * (32 << 10);
+        assert!(need.check(64, None, "").is_ok() && need.check(64, Some(connection_bytes + (64 << 20)), "").is_ok());
+        let Err(Failure::Failed(said)) = need.check(64, Some(connection_bytes), "go slow") else { panic!("taken") };
+        for text in ["64 ranks", "1008 MiB are available", "4032 connections of 8 slots of 32 KiB", "go slow"] {
+            assert!(said.contains(text), "{said}");
+        }
+    }
 }

@@ -6,12 +6,13 @@
 
 use crate::failure::Failure;
 use crate::inputs::Number;
+use crate::machine;
 use crate::names::{check_offered, parse_algorithm, parse_reduction};
 use crate::output::{Existing, OutputFile};
-use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory, run_ranks};
+use crate::ranks::{Need, cores_for_ranks, options_within_memory, run_ranks};
 use crate::shown::{self, shown};
 use crate::size::format_size;
-use crate::tensors::{Format, Tensor, TensorFile, differences};
+use crate::tensors::{Format, Header, Tensor, TensorFile, differences};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -20,7 +21,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Instant;
-use tutti::plan::{Algorithm, Collective};
+use tutti::plan::{Algorithm, Collective, MAX_RANK_COUNT};
 use tutti::{Communicator, DType, Reduction};
 
 /// All-reduce for files: each input file is the data of one rank
@@ -94,8 +95,8 @@ const DIFFERENCES_SHOWN: usize = 20;
 pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let rank_count = args.inputs.len();
-    if rank_count > RANKS_MAX {
-        return Err(Failure::Usage(format!("expected at most {RANKS_MAX} input files, got {rank_count}")));
+    if rank_count > MAX_RANK_COUNT {
+        return Err(Failure::Usage(format!("expected at most {MAX_RANK_COUNT} input files, got {rank_count}")));
     }
     check_offered(args.algorithm, Collective::AllReduce)?;
     check_names(args)?;
@@ -105,6 +106,7 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
 
     let header = &files[0].header;
     let bytes: u64 = header.tensors.iter().map(|tensor| tensor.bytes).sum();
+    check_memory(args, header)?;
     let mut options = options_within_memory(rank_count, BUFFER_BYTES as u64);
     options.algorithm = args.algorithm;
     let communicators = tutti::local_with(rank_count, options)?;
@@ -211,6 +213,25 @@ fn check_output(args: &ReduceArgs, files: &[TensorFile]) -> Result<(), Failure> 
     Ok(())
 }
 
+/// Refuses more files, or an algorithm with more connections, than the memory has room for.
+fn check_memory(args: &ReduceArgs, header: &Header) -> Result<(), Failure> {
+    let rank_count = args.inputs.len();
+    let piece_bytes = piece_bytes(rank_count) as u64;
+    let mut need = Need::of_buffers(piece_bytes.saturating_mul(rank_count as u64));
+    for &dtype in DType::ALL {
+        let element_bytes = dtype.bytes() as u64;
+        let tensors = header.tensors.iter().filter(|tensor| tensor.dtype == dtype && tensor.bytes > 0);
+        let counts: BTreeSet<u64> = tensors.map(|tensor| tensor.bytes.min(piece_bytes) / element_bytes).collect();
+        need.add_calls(Collective::AllReduce, args.algorithm, rank_count, counts.into_iter(), dtype.bytes())?;
+    }
+    need.check(rank_count, machine::available_memory_bytes(), "reduce fewer files at a time, or by another --algorithm")
+}
+
+/// Bytes of one piece. They depend on the number of files alone, and so do the bits of the result.
+fn piece_bytes(rank_count: usize) -> usize {
+    (BUFFER_BYTES / rank_count).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end())
+}
+
 /// What every rank does.
 struct Work<'a> {
     files: &'a [TensorFile],
@@ -222,8 +243,7 @@ struct Work<'a> {
 impl Work<'_> {
     fn run(&self, communicator: &Communicator) -> Result<(), Failure> {
         let file = &self.files[communicator.rank()];
-        // The piece's size depends on the number of files alone, and so do the bits of the result.
-        let piece_bytes = (BUFFER_BYTES / self.files.len()).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end());
+        let piece_bytes = piece_bytes(self.files.len());
         let largest = file.header.tensors.iter().map(|tensor| tensor.bytes).max().unwrap_or(0);
         // Whole f32, so that it is aligned for every type.
         let mut buffer = Vec::new();

@@ -31,7 +31,13 @@ fn every_type_and_reduction_is_right_for_every_collective() {
             let line = format!("perf {collective} -g {ranks} -b 2 -e 40000 -f 11 -n 2 -d all -o all -c 2");
             let outcome = run_line(&line).good();
             let reductions = if collective.contains("reduce") { 5 } else { 1 };
-            assert_eq!(rows(&outcome).len(), 3 * 5 * reductions, "{line}");
+            // Sizes are 2, 22, 242, 2662 and 29282 bytes; those that hold no whole element for each rank are left out.
+            let blocks =
+                if ["reduce_scatter", "all_gather"].contains(&collective) { ranks.parse().unwrap() } else { 1 };
+            let sizes = |element_bytes: u64| {
+                [2, 22, 242, 2662, 29282].iter().filter(|&&size| size >= element_bytes * blocks).count()
+            };
+            assert_eq!(rows(&outcome).len(), (sizes(4) + 2 * sizes(2)) * reductions, "{line}");
             all_is_right(&outcome);
         }
     }
@@ -95,8 +101,20 @@ fn counts_of_one_block_may_be_odd_and_zero() {
     let sizes: Vec<(&str, &str)> = rows(&outcome).iter().map(|row| (row[0], row[1])).collect();
     assert_eq!(sizes, [("0", "0"), ("12", "1"), ("24", "2"), ("36", "3"), ("48", "4")]);
     all_is_right(&outcome);
-    let outcome = run_line("perf all_gather -g 7 -b 4 -e 100 -i 32 -n 1 -d half").good();
+    let outcome = run_line("perf all_gather -g 7 -b 14 -e 100 -i 32 -n 1 -d half").good();
     all_is_right(&outcome);
+}
+
+#[test]
+fn sizes_have_the_units_of_nccl_tests() {
+    let outcome = run_line("perf -g 1 -b 8K -e 8M -f 1024 -n 1 -w 0").good();
+    assert_eq!(rows(&outcome).iter().map(|row| row[0]).collect::<Vec<_>>(), ["8192", "8388608"]);
+}
+
+#[test]
+fn each_size_is_measured_once() {
+    let outcome = run_line("perf -b 12 -e 16 -i 1 -n 1").good();
+    assert_eq!(rows(&outcome).iter().map(|row| row[0]).collect::<Vec<_>>(), ["12", "16"]);
 }
 
 #[test]
@@ -164,19 +182,39 @@ fn a_bandwidth_that_is_missed_is_a_failure() {
     let outcome = perf("1e9").failed(1, &["below 0.9 times NCCL_TESTS_MIN_BW"]);
     assert!(outcome.stdout.contains(" FAILED\n"), "{}", outcome.stdout);
     assert!(perf("1e-9").good().stdout.contains(" OK\n#\n"));
+    assert_eq!(perf("abc").failed(2, &["NCCL_TESTS_MIN_BW=abc: expected a number of GB/s"]).stdout, "");
 }
 
 #[test]
 fn what_does_not_fit_the_memory_is_refused_before_it_is_tried() {
     run_line("perf -b 1000T").failed(1, &["2 ranks", "available", "-e or -g"]);
     run_line("perf all_gather -g 200 -e 1T").failed(1, &["200 ranks", "available"]);
+    // A connection for each pair: a quarter of a TiB.
+    run_line("perf all_reduce --algorithm one_shot -g 1024 -b 8 -e 8")
+        .failed(1, &["1024 ranks", "1047552 connections of 8 slots of 32 KiB", "available", "--algorithm"]);
 }
 
 #[test]
 fn nonsense_is_a_usage_error() {
     for (line, said) in [
         ("perf -b 1E", "K, M, G or T"),
-        ("perf -g 100000", "1 to 256 ranks"),
+        ("perf -g 100000", "1 to 1024 ranks"),
+        ("perf -g 0", "1 to 1024 ranks"),
+        ("perf -g -1", "1 to 1024 ranks"),
+        ("perf -g 9223372036854775808", "1 to 1024 ranks"),
+        ("perf -t 600 -g 2", "-t 600 -g 2: expected 1 to 1024 ranks, got 1200"),
+        ("perf -b -1", "--minbytes"),
+        ("perf -b=", "--minbytes"),
+        ("perf -b 1e3", "K, M, G or T"),
+        ("perf -e 9223372036854775808", "too large"),
+        ("perf -n -5", "whole number"),
+        ("perf -w 9223372036854775808", "from 0 to 1000000000"),
+        ("perf -c 1e3", "from 0 to 1000000000"),
+        ("perf -N -1", "whole number"),
+        ("perf -f -1", "2 or more"),
+        ("perf all_reduce -r 5 -g 2", "there are 2 ranks, counted from 0"),
+        ("perf -r -2", "expected a rank"),
+        ("perf all_gather -g 4 -b 8 -e 8", "no size holds one f32 element for each of 4 ranks"),
         ("perf -b 1M -e 1K", "larger than -e"),
         ("perf -i 0", "at least one byte"),
         ("perf -f 1", "--stepfactor"),

@@ -485,8 +485,8 @@ fn nonsense_is_a_usage_error() {
         run(other).failed(2, &[algorithm, "all_reduce is offered by ring, tree, one_shot, direct"]);
     }
     assert!(!output.exists());
-    let many = vec![a.as_path(); 257];
-    reduce(&many, "sum", &output).failed(2, &["at most 256"]);
+    let many = vec![a.as_path(); 1025];
+    reduce(&many, "sum", &output).failed(2, &["at most 1024"]);
 }
 
 /// Inputs whose data is not on disk (they are holes), so that making them is quick; reducing them is not.

@@ -10,20 +10,22 @@ mod report;
 use crate::failure::Failure;
 use crate::inputs::{Inputs, Number, nccl_name};
 use crate::names::{
-    Choice, check_offered, parse_algorithm, parse_collective, parse_dtypes, parse_reductions, parse_roots,
+    Choice, check_offered, check_root, counts_blocks, parse_algorithm, parse_collective, parse_dtypes,
+    parse_rank_count, parse_reductions, parse_roots, parse_switch, whole,
 };
 use crate::output::{Existing, OutputFile};
-use crate::ranks::{RANKS_MAX, cores_for_ranks, options_within_memory};
+use crate::ranks::{Need, cores_for_ranks, options_within_memory};
 use crate::shown::{self, shown};
-use crate::size::{format_size, parse_size};
+use crate::size::parse_size;
 use crate::{machine, table};
 use half::{bf16, f16};
 use measure::{Average, Case, Measured, Settings, measure};
 use report::Report;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tutti::plan::{Algorithm, Collective, Rank};
+use tutti::plan::{Algorithm, Collective, MAX_RANK_COUNT, Rank};
 use tutti::{Communicator, DType, Reduction};
 
 /// Measure and check a collective, with the flags and the table of nccl-tests
@@ -37,6 +39,9 @@ to the last bit, whatever the order of the reduction.
 Unlike nccl-tests, which rounds the per-rank count of reduce_scatter and all_gather down to multiples of 16 bytes, tutti \
 really tries odd counts. \"Out of bounds values\" counts everything that is wrong: guard elements that were overwritten, \
 and all of #wrong.
+
+Sizes are rounded down to whole elements (for reduce_scatter and all_gather, to as many for each rank): each that comes of it \
+is measured once, and zero only where -b is zero.
 
 With NCCL_TESTS_MIN_BW set, an average bus bandwidth below 0.9 times that many GB/s is a failure.
 
@@ -52,14 +57,14 @@ pub(crate) struct PerfArgs {
     collective: Collective,
 
     /// Threads, as nccl-tests counts them: the number of ranks is this times -g
-    #[arg(short = 't', long = "nthreads", value_name = "N", default_value_t = 1)]
-    threads: usize,
+    #[arg(short = 't', long = "nthreads", value_name = "N", default_value_t = 1, value_parser = whole(1..=MAX_RANK_COUNT as u64))]
+    threads: u64,
 
     /// Number of ranks
-    #[arg(short = 'g', long = "ranks", alias = "ngpus", value_name = "N", default_value_t = 2)]
+    #[arg(short = 'g', long = "ranks", alias = "ngpus", value_name = "N", default_value_t = 2, value_parser = parse_rank_count)]
     ranks: usize,
 
-    /// Smallest size in bytes, with an optional unit K, M or G
+    /// Smallest size in bytes, with an optional unit K, M, G or T
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
     min_bytes: u64,
 
@@ -72,20 +77,20 @@ pub(crate) struct PerfArgs {
     step_bytes: Option<u64>,
 
     /// Factor from one size to the next [default: 4, unless -i is given]
-    #[arg(short = 'f', long = "stepfactor", value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", value_parser = whole(2..=u64::MAX))]
     step_factor: Option<u64>,
 
     /// Timed iterations
-    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20,
-          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20, value_parser = whole(1..=ITERATIONS_MAX))]
     iterations: u64,
 
     /// Iterations before those that are timed
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1)]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1,
+          value_parser = whole(0..=ITERATIONS_MAX))]
     warmup_iterations: u64,
 
     /// Checked iterations; 0 checks nothing
-    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, value_parser = whole(0..=ITERATIONS_MAX))]
     checks: u64,
 
     /// Element type: float (f32), half (f16), bfloat16 (bf16) or all
@@ -97,45 +102,32 @@ pub(crate) struct PerfArgs {
     reductions: Choice<Reduction>,
 
     /// Root rank, or all
-    #[arg(short = 'r', long = "root", value_name = "RANK", default_value = "0", value_parser = parse_roots,
-          allow_negative_numbers = true)]
+    #[arg(short = 'r', long = "root", value_name = "RANK", default_value = "0", value_parser = parse_roots)]
     roots: Choice<usize>,
 
     /// How often the whole table is measured; 0 is for ever
-    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1)]
+    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1,
+          value_parser = whole(0..=u64::MAX))]
     cycles: u64,
 
     /// Which time to show: 0 rank 0's, 1 the mean, 2 the minimum, 3 the maximum over the ranks
-    #[arg(short = 'a', long = "average", value_name = "0-3", default_value_t = 1,
-          value_parser = clap::value_parser!(u8).range(0..=3))]
-    average: u8,
+    #[arg(short = 'a', long = "average", value_name = "0-3", default_value = "1", value_parser = parse_average)]
+    average: Average,
 
-    /// 1 times each iteration for itself and shows the spread
-    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=1))]
-    per_iteration: u8,
+    #[command(flatten)]
+    switches: Switches,
 
     /// Leading iterations that the spread leaves out (with -I 1)
-    #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0)]
+    #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0,
+          value_parser = whole(0..=ITERATIONS_MAX))]
     per_iteration_skip: u64,
 
     /// Elements by which all buffers are moved off their alignment
-    #[arg(short = 'u', long = "unalign", value_name = "N", default_value_t = 0,
-          value_parser = clap::value_parser!(u16).range(0..=4096))]
-    unalign: u16,
-
-    /// 1 ends each row with the time of day (UTC)
-    #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=1))]
-    timestamps: u8,
-
-    /// 1 reports the memory that the communicators hold
-    #[arg(short = 'M', long = "memory", value_name = "0/1", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=1))]
-    memory: u8,
+    #[arg(short = 'u', long = "unalign", value_name = "N", default_value_t = 0, value_parser = whole(0..=4096))]
+    unalign: u64,
 
     /// Seconds without progress after which a call fails [default: 30, and 600 for a rank that does not come]
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = whole(1..=1_000_000))]
     timeout_s: Option<u64>,
 
     /// Write everything as JSON too, to a name in .json or, with -, to standard output (then the table goes to standard error)
@@ -149,6 +141,34 @@ pub(crate) struct PerfArgs {
     /// Leave the ranks' threads to the scheduler; otherwise, where there are enough cores, rank r keeps to the r-th
     #[arg(long)]
     no_pin: bool,
+}
+
+/// What is on with 1 and off with 0.
+#[derive(Debug, clap::Args)]
+struct Switches {
+    /// 1 times each iteration for itself and shows the spread
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value = "0",
+          action = clap::ArgAction::Set, value_parser = parse_switch)]
+    per_iteration: bool,
+
+    /// 1 ends each row with the time of day (UTC)
+    #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value = "0",
+          action = clap::ArgAction::Set, value_parser = parse_switch)]
+    timestamps: bool,
+
+    /// 1 reports the memory that the communicators hold
+    #[arg(short = 'M', long = "memory", value_name = "0/1", default_value = "0",
+          action = clap::ArgAction::Set, value_parser = parse_switch)]
+    memory: bool,
+}
+
+/// The most iterations of one row.
+const ITERATIONS_MAX: u64 = 1_000_000_000;
+
+fn parse_average(text: &str) -> Result<Average, String> {
+    let all = [Average::Rank0, Average::Mean, Average::Min, Average::Max];
+    let number = whole(0..=all.len() as u64 - 1)(text)?;
+    Ok(all[number as usize])
 }
 
 /// Runs the command.
@@ -233,9 +253,10 @@ struct Sweep {
 impl Sweep {
     fn new(args: &PerfArgs) -> Result<Sweep, Failure> {
         let usage = |text: String| Err(Failure::Usage(text));
-        let rank_count = args.ranks.saturating_mul(args.threads);
-        if rank_count == 0 || rank_count > RANKS_MAX {
-            return usage(format!("-g: expected 1 to {RANKS_MAX} ranks, got {rank_count}"));
+        let rank_count = args.ranks * args.threads as usize;
+        if rank_count > MAX_RANK_COUNT {
+            let (threads, ranks) = (args.threads, args.ranks);
+            return usage(format!("-t {threads} -g {ranks}: expected 1 to {MAX_RANK_COUNT} ranks, got {rank_count}"));
         }
         const MAX_BYTES_DEFAULT: u64 = 32 << 20;
         let max_bytes = args.max_bytes.unwrap_or(MAX_BYTES_DEFAULT.max(args.min_bytes));
@@ -251,12 +272,12 @@ impl Sweep {
             return usage("-b 0 goes with -i or with -e 0: no factor leads on from a size of 0".to_owned());
         }
         let skip = args.per_iteration_skip;
-        if skip > 0 && (args.per_iteration == 0 || skip >= args.iterations) {
+        if skip > 0 && (!args.switches.per_iteration || skip >= args.iterations) {
             return usage(format!("-K {skip}: expected -I 1 and fewer than the {} iterations", args.iterations));
         }
         // Each of them is kept, on every rank.
         const ITERATIONS_KEPT_MAX: u64 = 1_000_000;
-        if args.per_iteration == 1 && args.iterations > ITERATIONS_KEPT_MAX {
+        if args.switches.per_iteration && args.iterations > ITERATIONS_KEPT_MAX {
             return usage(format!("-I 1: expected at most {ITERATIONS_KEPT_MAX} iterations, got {}", args.iterations));
         }
         let collective = args.collective;
@@ -264,21 +285,16 @@ impl Sweep {
             true => args.reductions.among(Reduction::ALL.iter().copied()).into_iter().map(Some).collect(),
             false => vec![None],
         };
+        let roots = args.roots.among(0..rank_count);
+        roots.iter().try_for_each(|&root| check_root(root, rank_count))?;
         let collectives = match collective.root() {
-            Some(_) => {
-                let roots = args.roots.among(0..rank_count);
-                if let Some(root) = roots.iter().find(|&&root| root >= rank_count) {
-                    return usage(format!("-r {root}: there are {rank_count} ranks, counted from 0"));
-                }
-                roots.into_iter().map(|root| collective.with_root(Rank(root as u32))).collect()
-            }
+            Some(_) => roots.into_iter().map(|root| collective.with_root(Rank(root as u32))).collect(),
             None => vec![collective],
         };
         check_offered(args.algorithm, collective)?;
         let is_barrier = collective == Collective::Barrier;
         let dtypes = if is_barrier { vec![DType::F32] } else { args.dtypes.among(DType::ALL.iter().copied()) };
-        let minimum_gb_s = std::env::var("NCCL_TESTS_MIN_BW").ok().and_then(|text| text.trim().parse().ok());
-        Ok(Sweep {
+        let sweep = Sweep {
             program: format!("{}_perf", collective.name()),
             rank_count,
             min_bytes: if is_barrier { 0 } else { args.min_bytes },
@@ -291,16 +307,36 @@ impl Sweep {
                 iterations: args.iterations,
                 warmup_iterations: args.warmup_iterations,
                 checks: args.checks,
-                unalign: usize::from(args.unalign),
-                average: match args.average {
-                    0 => Average::Rank0,
-                    1 => Average::Mean,
-                    2 => Average::Min,
-                    _ => Average::Max,
-                },
-                per_iteration_skip: (args.per_iteration == 1).then_some(skip as usize),
+                unalign: args.unalign as usize,
+                average: args.average,
+                per_iteration_skip: args.switches.per_iteration.then_some(skip as usize),
             },
-            minimum_gb_s,
+            minimum_gb_s: minimum_bandwidth(std::env::var_os("NCCL_TESTS_MIN_BW"))?,
+        };
+        for &dtype in &sweep.dtypes {
+            if sweep.cases(collective, None, dtype.bytes()).next().is_none() {
+                let each =
+                    if counts_blocks(collective) { format!(" for each of {rank_count} ranks") } else { String::new() };
+                return usage(format!("-b {} -e {max_bytes}: no size holds one {dtype} element{each}", args.min_bytes));
+            }
+        }
+        Ok(sweep)
+    }
+
+    /// The rows of one collective. Sizes are rounded down to whole elements: each is there once, and none that was not
+    /// asked for comes to nothing.
+    fn cases(
+        &self,
+        collective: Collective,
+        reduction: Option<Reduction>,
+        element_bytes: usize,
+    ) -> impl Iterator<Item = Case> + use<> {
+        let rank_count = self.rank_count;
+        let mut last = None;
+        self.sizes().filter_map(move |size| {
+            let case = Case::of_size(collective, reduction, rank_count, size, element_bytes);
+            let new = last.replace(case.count) != Some(case.count);
+            (new && (case.count > 0 || size == 0)).then_some(case)
         })
     }
 
@@ -314,20 +350,25 @@ impl Sweep {
         .take_while(move |&size| size <= max_bytes)
     }
 
-    /// The bytes of all buffers. Refuses what does not fit the memory, before any of it is taken.
-    fn check_memory(&self) -> Result<u64, Failure> {
-        let needed = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
-        let all = needed.saturating_mul(self.rank_count as u64);
-        match machine::available_memory_bytes() {
-            Some(available) if all > available => Err(Failure::Failed(format!(
-                "the buffers of {} ranks with {} each need {}, and {} are available: choose a smaller -e or -g",
-                self.rank_count,
-                format_size(needed),
-                format_size(all),
-                format_size(available)
-            ))),
-            _ => Ok(all),
+    /// What the ranks need. Refuses what does not fit the memory, before any of it is taken.
+    fn check_memory(&self, algorithm: Option<Algorithm>) -> Result<Need, Failure> {
+        let rank_count = self.rank_count;
+        let buffer_bytes = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
+        let mut need = Need::of_buffers(buffer_bytes.saturating_mul(rank_count as u64));
+        let available = machine::available_memory_bytes();
+        need.check(rank_count, available, "choose a smaller -e or -g")?;
+        // A few roots stand for all, and a few sizes: what they leave out the library's budget catches.
+        const ROOTS: usize = 16;
+        let doublings = std::iter::successors(Some(self.min_bytes.max(1)), |size| size.checked_mul(2));
+        let sizes: Vec<u64> = doublings.take_while(|&size| size < self.max_bytes).chain([self.max_bytes]).collect();
+        for element_bytes in self.dtypes.iter().map(|dtype| dtype.bytes()) {
+            for &collective in self.collectives.iter().take(ROOTS) {
+                let count = |&size| Case::of_size(collective, None, rank_count, size, element_bytes).count as u64;
+                need.add_calls(collective, algorithm, rank_count, sizes.iter().map(count), element_bytes)?;
+            }
         }
+        need.check(rank_count, available, "choose a smaller -g or another --algorithm")?;
+        Ok(need)
     }
 
     fn rank_bytes(&self, dtype: DType) -> u64 {
@@ -342,7 +383,7 @@ impl Sweep {
     }
 
     fn run(&self, args: &PerfArgs, out: &mut dyn Write, report: &mut Report) -> Result<(), Failure> {
-        let mut options = options_within_memory(self.rank_count, self.check_memory()?);
+        let mut options = options_within_memory(self.rank_count, self.check_memory(args.algorithm)?.buffer_bytes);
         options.algorithm = args.algorithm;
         if let Some(timeout_s) = args.timeout_s {
             options.progress_timeout = Duration::from_secs(timeout_s);
@@ -350,7 +391,7 @@ impl Sweep {
         }
         let communicators = tutti::local_with(self.rank_count, options)?;
         let cores = cores_for_ranks(self.rank_count, !args.no_pin);
-        let mut table = Table { out, report, sweep: self, timestamps: args.timestamps == 1, bus_gb_s: Vec::new() };
+        let mut table = Table { out, report, sweep: self, timestamps: args.switches.timestamps, bus_gb_s: Vec::new() };
         table.head(&cores)?;
         for &dtype in &self.dtypes {
             match dtype {
@@ -360,10 +401,20 @@ impl Sweep {
                 other => return Err(Failure::Failed(format!("{other} is not measured yet"))),
             }
         }
-        if args.memory == 1 {
+        if args.switches.memory {
             table.memory(&communicators)?;
         }
         table.foot()
+    }
+}
+
+/// The bandwidth that the environment asks for, if it does.
+fn minimum_bandwidth(text: Option<OsString>) -> Result<Option<f64>, Failure> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let number = text.to_str().and_then(|text| text.trim().parse().ok());
+    match number.filter(|number: &f64| number.is_finite() && *number >= 0.0) {
+        Some(number) => Ok(Some(number)),
+        None => Err(Failure::Usage(format!("NCCL_TESTS_MIN_BW={}: expected a number of GB/s", shown(&text)))),
     }
 }
 
@@ -432,8 +483,7 @@ impl Table<'_> {
                 let mut cycle = 0;
                 while args.cycles == 0 || cycle < args.cycles {
                     cycle += 1;
-                    for size in sweep.sizes() {
-                        let case = Case::of_size(collective, reduction, sweep.rank_count, size, size_of::<T>());
+                    for case in sweep.cases(collective, reduction, size_of::<T>()) {
                         self.row(&case, &inputs, communicators, cores)?;
                     }
                 }
@@ -557,20 +607,52 @@ mod tests {
     }
 
     #[test]
+    fn each_size_that_comes_of_rounding_is_there_once_and_zero_where_it_was_asked_for() {
+        let counts = |line: &str, collective, element_bytes| {
+            sweep(line).unwrap().cases(collective, None, element_bytes).map(|case| case.count).collect::<Vec<_>>()
+        };
+        assert_eq!(counts("perf -b 12 -e 17 -i 1", Collective::AllReduce, 4), [3, 4]);
+        assert_eq!(counts("perf -b 0 -e 9 -i 1", Collective::AllReduce, 4), [0, 1, 2]);
+        assert_eq!(counts("perf -b 1 -e 16 -f 2", Collective::AllReduce, 4), [1, 2, 4]);
+        assert_eq!(counts("perf -b 1 -e 16 -f 2", Collective::AllReduce, 2), [1, 2, 4, 8]);
+        assert_eq!(counts("perf all_gather -g 3 -b 8 -e 36 -i 4", Collective::AllGather, 4), [1, 2, 3]);
+        assert_eq!(counts("perf barrier", Collective::Barrier, 4), [0]);
+    }
+
+    #[test]
+    fn a_bandwidth_that_is_no_number_is_refused() {
+        let bandwidth = |text: &str| minimum_bandwidth(Some(text.into()));
+        assert!(matches!(minimum_bandwidth(None), Ok(None)) && matches!(bandwidth(""), Ok(None)));
+        assert!(matches!(bandwidth(" 1.5 "), Ok(Some(1.5))));
+        for text in ["abc", "-1", "nan", "inf", "1,5", "1GB"] {
+            assert!(matches!(bandwidth(text), Err(Failure::Usage(reason)) if reason.contains("NCCL_TESTS_MIN_BW")));
+        }
+    }
+
+    #[test]
     fn command_lines_that_ask_for_nonsense_are_refused_with_a_reason() {
         for (line, reason) in [
             ("perf -b 1E", "K, M, G or T"),
             ("perf -b 100000000T", "too large"),
             ("perf -b 16 -e 8", "larger than -e"),
             ("perf -i 0", "at least one byte"),
-            ("perf -f 1", "2.."),
-            ("perf -f 0", "2.."),
+            ("perf -f 1", "2 or more"),
+            ("perf -f 0", "2 or more"),
             ("perf -f 2 -i 8", "cannot be used with"),
             ("perf -b 0", "no factor"),
-            ("perf -g 0", "1 to 256 ranks"),
-            ("perf -g 100000", "1 to 256 ranks"),
-            ("perf -t 99999999999 -g 99999999999", "1 to 256 ranks"),
-            ("perf -n 0", "1.."),
+            ("perf -g 0", "1 to 1024 ranks"),
+            ("perf -g 100000", "1 to 1024 ranks"),
+            ("perf -t 1000 -g 1000", "-t 1000 -g 1000: expected 1 to 1024 ranks, got 1000000"),
+            ("perf -n 0", "from 1 to 1000000000"),
+            ("perf -w 9223372036854775808", "from 0 to 1000000000"),
+            ("perf -c 9223372036854775808", "from 0 to 1000000000"),
+            ("perf -u 4097", "from 0 to 4096"),
+            ("perf -a 4", "from 0 to 3"),
+            ("perf -I 2", "0 or 1"),
+            ("perf -r 5 -g 2", "-r 5: there are 2 ranks"),
+            ("perf -r 1 -g 1", "there is 1 rank,"),
+            ("perf all_gather -g 4 -b 4 -e 8", "no size holds one f32 element for each of 4 ranks"),
+            ("perf -b 2 -e 3 -d all", "no size holds one f32 element"),
             ("perf broadcast -g 4 -r 4", "counted from 0"),
             ("perf -d int8", "half (f16)"),
             ("perf -o median", "sum, prod"),
@@ -590,7 +672,7 @@ mod tests {
     fn all_means_every_type_reduction_and_root() {
         let all = sweep("perf reduce -g 3 -d all -o all -r all").unwrap();
         assert_eq!((all.dtypes.len(), all.reductions.len(), all.collectives.len()), (3, 5, 3));
-        let minus_one = sweep("perf broadcast -g 3 -r -1 -o all").unwrap();
+        let minus_one = sweep("perf broadcast -g 3 -r=-1 -o all").unwrap();
         assert_eq!((minus_one.reductions.len(), minus_one.collectives.len()), (1, 3));
     }
 }
