@@ -5,7 +5,7 @@
 //! first that works: `TUTTI_NVPTX_RUSTC`; the rustc that runs this build; rustup's nightly; the distribution's. Without one
 //! the build succeeds, with a warning that names the command which mends it. Environment:
 //!
-//! - `TUTTI_NVPTX_RUSTC=path`: this compiler and no other;
+//! - `TUTTI_NVPTX_RUSTC=path`: this compiler and no other, unless it is empty;
 //! - `TUTTI_REQUIRE_PTX=1`: no PTX is an error;
 //! - `TUTTI_PTX=off`: no PTX, on purpose, for quick builds of everything else.
 //!
@@ -125,11 +125,24 @@ fn images(out: &Path) -> Result<Vec<Image>, String> {
             Ok(images) => return Ok(images),
             Err(refusal) => {
                 eprintln!("{}: {refusal}", candidate.name);
-                refusals.push(format!("{}: {}", candidate.name, one_line(&refusal)));
+                let refusal = one_line(&refusal);
+                refusals.push(match named_compiler() {
+                    Some(_) => refusal,
+                    None => format!("{}: {refusal}", candidate.name),
+                });
             }
         }
     }
     watch_for_compilers();
+    if let Some(path) = named_compiler() {
+        // Whoever names a compiler wants to hear of that one, not how to install another.
+        return Err(format!(
+            "the compiler that TUTTI_NVPTX_RUSTC names, {}, cannot make it: {}; name another, or unset the variable and \
+             the build looks for one",
+            path.display(),
+            refusals.join("; ")
+        ));
+    }
     let command = if Path::new("/usr/bin/apt-get").exists() {
         "apt-get install rustc-web rust-web-src"
     } else {
@@ -144,9 +157,14 @@ struct Candidate {
     compiler: Result<PathBuf, String>,
 }
 
+/// The compiler that the user wants and no other.
+fn named_compiler() -> Option<PathBuf> {
+    env::var_os("TUTTI_NVPTX_RUSTC").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 fn candidates() -> Vec<Candidate> {
-    if let Some(path) = env::var_os("TUTTI_NVPTX_RUSTC") {
-        return vec![Candidate { name: "TUTTI_NVPTX_RUSTC", compiler: Ok(path.into()) }];
+    if let Some(path) = named_compiler() {
+        return vec![Candidate { name: "TUTTI_NVPTX_RUSTC", compiler: Ok(path) }];
     }
     let running = env::var_os("RUSTC").map(PathBuf::from).ok_or_else(|| "RUSTC is not set".to_owned());
     let nightly = output(Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"])).map(PathBuf::from);
