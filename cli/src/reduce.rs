@@ -42,7 +42,8 @@ Examples:
   tutti reduce run1.safetensors run2.safetensors run3.safetensors --op avg -o average.safetensors
   tutti reduce rank*.npy --op sum -o total.npy
 
-Exit code: 0 if the output is there, 1 if not, 2 for a wrong command line.")]
+Exit code: 0 if the output is there, 1 if not, 2 for a wrong command line. A summary that cannot be written to standard output \
+is a 1 too, and the message says that the output is complete; a reader of it that has gone away is no failure.")]
 pub(crate) struct ReduceArgs {
     /// The ranks' files
     #[arg(required = true, value_name = "IN")]
@@ -152,7 +153,10 @@ fn print_summary(summary: &Summary<'_>, json: bool) -> Result<(), Failure> {
             format_size(*bytes)
         )
     };
-    io::stdout().write_all(text.as_bytes()).map_err(Failure::output)
+    io::stdout().write_all(text.as_bytes()).map_err(|error| match Failure::output(error) {
+        Failure::Failed(reason) => Failure::Failed(format!("{reason}; {} is complete", shown(&summary.output))),
+        other => other,
+    })
 }
 
 /// All files must be of one kind, by their names.

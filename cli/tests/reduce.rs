@@ -555,6 +555,24 @@ fn an_input_that_is_cut_short_while_it_is_read_is_named_and_nothing_is_written()
     assert_eq!(place.others(&["a.safetensors", "b.safetensors"]), Vec::<String>::new());
 }
 
+/// What is asked for on standard output counts, as it does for every other command; the output is not taken back.
+#[test]
+fn a_summary_that_cannot_be_written_is_a_failure_that_says_that_the_output_is_there() {
+    let place = Place::new();
+    let a = place.write("a.safetensors", &[Tensor::new("w", Dtype::F32, &[5], |index| index as f64)]);
+    let output = place.path("out.safetensors");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    finish(tutti().args(arguments(&[&a], "sum", &output)).stdout(full))
+        .failed(1, &["standard output", "No space left", "out.safetensors is complete"]);
+    assert_eq!(fs::read(&output).unwrap(), fs::read(&a).unwrap());
+    fs::remove_file(&output).unwrap();
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(finish(tutti().args(arguments(&[&a], "sum", &output)).stdout(writer)).good().stderr, "");
+    assert_eq!(fs::read(&output).unwrap(), fs::read(&a).unwrap());
+}
+
 #[test]
 fn no_progress_bar_is_drawn_where_there_is_no_terminal() {
     let place = Place::new();
