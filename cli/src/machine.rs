@@ -25,6 +25,17 @@ pub(crate) fn pin_to_core(core: usize) -> bool {
     false
 }
 
+/// Lets this process open as many files as the system grants: what a shell grants by default is less than a rank each.
+pub(crate) fn allow_many_files() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        // If that is refused, the file that cannot be opened says so.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
+}
+
 /// Bytes that can still be had without swapping, within this process's control group.
 pub(crate) fn available_memory_bytes() -> Option<u64> {
     let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_available(&text));

@@ -169,6 +169,18 @@ fn the_json_says_what_the_table_says() {
 }
 
 #[test]
+fn a_table_that_nobody_reads_to_its_end_leaves_a_json_that_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("result.json");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let outcome = finish(tutti().args(["perf", "-b", "8", "-e", "8", "-J"]).arg(&path).stdout(writer)).good();
+    assert_eq!(outcome.stderr, "");
+    let report: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(report["errors"], serde_json::json!(["not complete: standard output was closed"]));
+}
+
+#[test]
 fn json_on_standard_output_is_alone_there() {
     let outcome = run_line("perf -g 2 -b 8 -e 8 -n 1 -J -").good();
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();

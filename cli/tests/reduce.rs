@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A tensor to be written: its values are rounded to its type.
@@ -570,6 +570,18 @@ fn a_summary_that_cannot_be_written_is_a_failure_that_says_that_the_output_is_th
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(finish(tutti().args(arguments(&[&a], "sum", &output)).stdout(writer)).good().stderr, "");
+    assert_eq!(fs::read(&output).unwrap(), fs::read(&a).unwrap());
+}
+
+#[test]
+fn more_files_than_a_process_may_open_at_first_reduce() {
+    let place = Place::new();
+    let a = place.write("a.safetensors", &[Tensor::new("w", Dtype::F32, &[2], |index| index as f64)]);
+    let output = place.path("out.safetensors");
+    // The soft limit only, as a shell's default is.
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 30 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tutti")]);
+    finish(command.args(arguments(&[a.as_path(); 40], "avg", &output))).good();
     assert_eq!(fs::read(&output).unwrap(), fs::read(&a).unwrap());
 }
 

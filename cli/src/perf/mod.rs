@@ -180,18 +180,33 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
         Some(Json::StandardOutput) => Box::new(io::stderr()),
         _ => Box::new(io::stdout()),
     };
-    if let (Some(Json::File(_)), Some(path)) = (&json, &args.json) {
-        writeln!(out, "# Writing JSON output to {}", shown(path)).map_err(Failure::output)?;
-    }
+    let announced = match (&json, &args.json) {
+        (Some(Json::File(_)), Some(path)) => writeln!(out, "# Writing JSON output to {}", shown(path)),
+        _ => Ok(()),
+    };
     let mut report = Report::new(args, &sweep);
-    let result = sweep.run(args, &mut *out, &mut report);
-    if let Err(Failure::Failed(reason)) = &result {
-        report.errors.push(reason.clone());
+    let result = announced.map_err(Failure::output).and_then(|()| sweep.run(args, &mut *out, &mut report));
+    // Whoever reads the table may leave; what was found wrong until then is still wrong.
+    let result = match result {
+        Err(Failure::ReaderGone) if report.wrong + report.overwritten > 0 => {
+            Err(Failure::Failed(format!("{} elements are wrong", report.wrong + report.overwritten)))
+        }
+        result => result,
+    };
+    report.errors.extend(match &result {
+        Ok(()) => None,
+        Err(Failure::ReaderGone) => Some("not complete: standard output was closed".to_owned()),
+        Err(Failure::Failed(reason) | Failure::Usage(reason) | Failure::Unchecked(reason)) => Some(reason.clone()),
+    });
+    let written = json.map_or(Ok(()), |json| json.write(report));
+    match (result, written) {
+        // Neither of two failures hides the other.
+        (Err(Failure::Failed(reason)), Err(Failure::Failed(unwritten))) => {
+            Err(Failure::Failed(format!("{reason}; and {unwritten}")))
+        }
+        (Ok(()) | Err(Failure::ReaderGone), Err(unwritten)) => Err(unwritten),
+        (result, _) => result,
     }
-    if let Some(json) = json {
-        json.write(report)?;
-    }
-    result
 }
 
 /// Where the JSON goes.
