@@ -104,8 +104,32 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         }
         _ => false,
     };
+    let printed = print(args.json, &plan, ranks, verdict.as_ref(), &violations, given_up);
+    let found = match violations.len() {
+        0 => Ok(()),
+        _ if given_up => Err(Failure::Unchecked(format!(
+            "the plan is neither right nor wrong, it was not verified: {}",
+            violations.join("; ")
+        ))),
+        count => Err(Failure::Failed(format!("the plan is wrong: the verifier found {count} violations"))),
+    };
+    // The verdict counts, whether somebody reads all of the plan or not.
+    match printed {
+        Err(Failure::ReaderGone) if found.is_err() => found,
+        printed => printed.and(found),
+    }
+}
+
+fn print(
+    json: bool,
+    plan: &Plan,
+    ranks: Vec<RankSummary>,
+    verdict: Option<&Result<verify::Report, Vec<verify::Violation>>>,
+    violations: &[String],
+    given_up: bool,
+) -> Result<(), Failure> {
     let mut out = BufWriter::new(io::stdout().lock());
-    if args.json {
+    if json {
         let summary = Summary {
             collective: plan.collective.name(),
             root: plan.collective.root().map(|root| root.0),
@@ -115,8 +139,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             element_bytes: plan.element_bytes,
             connections: plan.connections.len(),
             ranks,
-            verified: if given_up { None } else { verdict.as_ref().map(Result::is_ok) },
-            violations: violations.clone(),
+            verified: if given_up { None } else { verdict.map(Result::is_ok) },
+            violations: violations.to_vec(),
             plan: plan.to_string(),
         };
         out.write_all(shown::json(&summary)?.as_bytes()).map_err(Failure::output)?;
@@ -130,7 +154,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             )
             .map_err(Failure::output)?;
         }
-        match &verdict {
+        match verdict {
             Some(Ok(report)) => writeln!(
                 out,
                 "# verified: every element is right, nothing waits for ever, each rank sends what is published; {} steps, \
@@ -139,7 +163,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             )
             .map_err(Failure::output)?,
             Some(Err(_)) => {
-                for violation in &violations {
+                for violation in violations {
                     let finding = if given_up { "not verified" } else { "wrong" };
                     writeln!(out, "# {finding}: {violation}").map_err(Failure::output)?;
                 }
@@ -147,15 +171,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             None => {}
         }
     }
-    out.flush().map_err(Failure::output)?;
-    match violations.len() {
-        0 => Ok(()),
-        _ if given_up => Err(Failure::Unchecked(format!(
-            "the plan is neither right nor wrong, it was not verified: {}",
-            violations.join("; ")
-        ))),
-        count => Err(Failure::Failed(format!("the plan is wrong: the verifier found {count} violations"))),
-    }
+    out.flush().map_err(Failure::output)
 }
 
 fn build(args: &PlanArgs) -> Result<Plan, Failure> {

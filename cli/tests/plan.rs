@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{run_line, tutti};
+use common::{finish, run_line, tutti};
 use serde_json::Value;
 use std::io::Read;
 use std::process::Stdio;
@@ -103,6 +103,14 @@ fn a_reader_that_goes_away_is_no_failure() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(&first, b"plan all_r");
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_take_the_verdict_along() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let line = "plan all_reduce -g 600 --size 4 --algorithm one_shot --verify";
+    finish(tutti().args(line.split(' ')).stdout(writer)).failed(3, &["not verified"]);
 }
 
 #[test]
