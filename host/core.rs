@@ -24,6 +24,7 @@ use crate::fingerprint::{AsCall, CallWords, Purpose, describe};
 use crate::options::{Options, Overrides};
 use crate::plan::select::{Capabilities, choose};
 use crate::plan::{self, Algorithm, Collective, Geometry, Plan};
+use crate::plan_cache::{PlanCache, PlanKey};
 use crate::presence::{self, ThreadToken};
 use crate::sync::lock;
 use crate::transport::Transport;
@@ -46,6 +47,7 @@ pub(crate) struct World {
     /// Processors that the ranks may use, all together. Asked for where the communicator is made, and not by the ranks: each
     /// of their threads may be bound to one processor of its own.
     pub(crate) processors: usize,
+    plans: PlanCache,
     /// Communicators being split off, until all their ranks have come for them: by sequence and colour.
     children: Mutex<HashMap<(u64, u32), Child>>,
 }
@@ -70,6 +72,7 @@ impl World {
             transport: Box::new(crate::transport::in_process::InProcess::new(geometry)),
             geometry,
             processors,
+            plans: PlanCache::default(),
             children: Mutex::default(),
         })
     }
@@ -111,14 +114,6 @@ impl Request {
     fn element_bytes(&self) -> u32 {
         self.dtype.map_or(1, |dtype| dtype.bytes() as u32)
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct PlanKey {
-    collective: Collective,
-    algorithm: Algorithm,
-    count: u64,
-    element_bytes: u32,
 }
 
 /// What a call asks for, but for its buffers.
@@ -292,9 +287,10 @@ impl Core {
             self.current = Some((key, plan));
             return Ok(());
         }
-        let plan = self.plan(key.collective, key.algorithm, key.count, key.element_bytes)?;
-        let new_bytes = self.ends.missing(&plan, self.rank) as u64 * self.world.transport.connection_bytes();
-        let needed_bytes = new_bytes + plan.ranks[self.rank].scratch_bytes;
+        let build = || self.plan(key.collective, key.algorithm, key.count, key.element_bytes);
+        let shared = self.world.plans.take(key, self.rank_count(), build)?;
+        let new_bytes = self.ends.missing(&shared, self.rank) as u64 * self.world.transport.connection_bytes();
+        let needed_bytes = new_bytes + shared.plan.ranks[self.rank].scratch_bytes;
         let held_bytes = self.held_bytes();
         if let Some(budget_bytes) = self.options.memory_budget_bytes
             && held_bytes.saturating_add(needed_bytes) > budget_bytes
@@ -303,7 +299,7 @@ impl Core {
             let error = Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes };
             return Err(self.world.board.fail(error));
         }
-        let bound = BoundPlan::new(&plan, self.rank, &mut self.ends, &*self.world.transport);
+        let bound = BoundPlan::new(&shared, self.rank, &mut self.ends, &*self.world.transport);
         let bound = bound.map_err(|no_memory| {
             let (rank, what) = (self.rank, "a connection");
             self.world.board.fail(Error::OutOfMemory { rank, what, needed_bytes: no_memory.needed_bytes })

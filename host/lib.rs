@@ -37,6 +37,7 @@ mod fingerprint;
 mod group;
 mod options;
 mod pending;
+mod plan_cache;
 mod presence;
 mod request;
 mod run;

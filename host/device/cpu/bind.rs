@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use tutti_kernels::interpreter::State;
 use tutti_kernels::layout::{self, Completed, NO_PROGRAM, ReceiveEnd, SendEnd, operand_flag, operand_kind, step_flag};
 
-use crate::plan::{After, Buffer, ConnectionId, Operand, Plan, Program, Rank};
+use crate::plan::{After, Buffer, ConnectionId, Operand, Program};
+use crate::plan_cache::SharedPlan;
 use crate::transport::{ConnectionKey, NoMemory, Transport};
 
 /// One rank's ends of its connections. Plans share them: a connection's counters run on from call to call.
@@ -41,25 +42,9 @@ impl Ends {
     }
 
     /// How many consuming ends `plan` would open for `rank` that are not open yet.
-    pub(crate) fn missing(&self, plan: &Plan, rank: usize) -> usize {
-        let keys = connection_keys(plan);
-        keys.iter().filter(|key| key.to == rank && !self.receive_index.contains_key(key)).count()
+    pub(crate) fn missing(&self, plan: &SharedPlan, rank: usize) -> usize {
+        plan.connections.iter().filter(|key| key.to == rank && !self.receive_index.contains_key(key)).count()
     }
-}
-
-/// The connections of a plan as the transport names them: several from one rank to another are told apart by their order,
-/// which is the same on both sides.
-fn connection_keys(plan: &Plan) -> Vec<ConnectionKey> {
-    let mut seen: HashMap<(Rank, Rank), u32> = HashMap::new();
-    plan.connections
-        .iter()
-        .map(|connection| {
-            let count = seen.entry((connection.from, connection.to)).or_default();
-            let index = *count;
-            *count += 1;
-            ConnectionKey { from: connection.from.index(), to: connection.to.index(), index }
-        })
-        .collect()
 }
 
 /// One rank's part of a plan, laid out. The addresses inside point into the vectors beside them, which are never resized.
@@ -84,23 +69,23 @@ pub(crate) struct BoundPlan {
 unsafe impl Send for BoundPlan {}
 
 impl BoundPlan {
-    /// Lays out `rank`'s part of `plan`, which is a right one (see `plan::verify`), and opens its connections.
+    /// Lays out `rank`'s part of a plan, which is a right one (see `plan::verify`), and opens its connections.
     pub(crate) fn new(
-        plan: &Plan,
+        shared: &SharedPlan,
         rank: usize,
         ends: &mut Ends,
         transport: &dyn Transport,
     ) -> Result<BoundPlan, NoMemory> {
-        let keys = connection_keys(plan);
+        let SharedPlan { plan, digest, connections, uses_windows } = shared;
         let programs = &plan.ranks[rank].programs;
         let mut bound = BoundPlan {
-            digest: plan.digest(),
+            digest: *digest,
             programs: Vec::with_capacity(programs.len()),
             states: vec![State::default(); programs.len()],
             completed: programs.iter().map(|_| Completed::default()).collect(),
             scratch: vec![0; plan.ranks[rank].scratch_bytes.div_ceil(8) as usize],
-            uses_windows: plan.touches_windows(),
-            receives: plan.ranks.len() == 1 || plan.connections.iter().any(|connection| connection.to.index() == rank),
+            uses_windows: *uses_windows,
+            receives: plan.ranks.len() == 1 || connections.iter().any(|connection| connection.to == rank),
             _loops: Vec::new(),
             _steps: Vec::new(),
             operands: Vec::new(),
@@ -123,7 +108,7 @@ impl BoundPlan {
                     let first_operand = operands.len() as u32;
                     for source in &step.sources {
                         let mut operand = match source.operand {
-                            Operand::Slot(id) => slot_operand(ends.receive(keys[id.index()], transport)?),
+                            Operand::Slot(id) => slot_operand(ends.receive(connections[id.index()], transport)?),
                             other => memory_operand(other),
                         };
                         operand.flags = if source.scale { operand_flag::SCALE } else { 0 };
@@ -131,7 +116,7 @@ impl BoundPlan {
                     }
                     for destination in &step.destinations {
                         operands.push(match *destination {
-                            Operand::Slot(id) => slot_operand(ends.send(keys[id.index()], transport)?),
+                            Operand::Slot(id) => slot_operand(ends.send(connections[id.index()], transport)?),
                             other => memory_operand(other),
                         });
                     }
