@@ -83,7 +83,7 @@ fn ranks_that_make_progress_are_never_late_however_slowly_they_do() {
     let options = Options { progress_timeout: Duration::from_millis(40), ..Options::default() };
     let world = World::in_process(2, Geometry { slot_bytes: 64, slots: 2 });
     let mut cores: Vec<Core> = (0..2).map(|rank| Core::new(Arc::clone(&world), rank, options.clone())).collect();
-    let mut buffers = vec![vec![1.0_f32; 200]; 2];
+    let mut buffers = vec![vec![1.0_f32; 800]; 2];
     for (core, buffer) in cores.iter_mut().zip(&mut buffers) {
         start(core, buffer, Collective::AllReduce, Algorithm::Ring);
     }
@@ -104,5 +104,5 @@ fn ranks_that_make_progress_are_never_late_however_slowly_they_do() {
         }
     }
     assert!(now - begun > 10 * options.progress_timeout, "it took {:?}: nothing was tested", now - begun);
-    assert_eq!(buffers, vec![vec![2.0; 200]; 2]);
+    assert_eq!(buffers, vec![vec![2.0; 800]; 2]);
 }
