@@ -19,7 +19,7 @@ use tutti_kernels::layout::{Fingerprint, Window, buffer};
 
 use crate::error::{Error, LateRank, RankCall};
 use crate::fingerprint::{describe, describe_both};
-use crate::presence::ThreadToken;
+use crate::presence::{Fate, ThreadToken};
 use crate::sync::lock;
 
 /// How many of a rank's last calls the board remembers. A rank may run ahead of its peers as far as its slots carry it.
@@ -39,7 +39,8 @@ struct Lines {
     fired: AtomicU64,
     /// Whom the rank is waiting for.
     waiting_on: AtomicU32,
-    /// The thread that made the rank's last call, and whether it has ended since: a [`ThreadToken`], its bits inverted then.
+    /// The thread that made the rank's last call, a [`ThreadToken`], and in the bits from [`FATE_SHIFT`] on what has become of
+    /// it since.
     driver: AtomicU64,
     /// Whether the rank has given up its communicator, and whether it was panicking.
     left: AtomicBool,
@@ -50,10 +51,35 @@ struct Lines {
     touching: Touching,
 }
 
+/// Where [`Lines::driver`] says what has become of the thread: 0 for nothing, else as [`Lines::fate`] reads it.
+const FATE_SHIFT: u32 = 62;
+
 impl Lines {
-    /// Whether the thread that made the rank's last call has ended.
-    fn thread_ended(&self) -> bool {
-        self.driver.load(Ordering::Relaxed) > u64::MAX / 2
+    /// What has become of the thread that made the rank's last call, if anything has.
+    fn fate(&self) -> Option<Fate> {
+        match self.driver.load(Ordering::Acquire) >> FATE_SHIFT {
+            0 => None,
+            1 => Some(Fate::Panicked),
+            2 => Some(Fate::Ended),
+            _ => Some(Fate::Died),
+        }
+    }
+
+    /// Whether the rank makes no more calls, as far as anybody can tell.
+    fn is_gone(&self) -> bool {
+        self.left.load(Ordering::Acquire) || self.fate() == Some(Fate::Died)
+    }
+
+    /// As a rank that others wait for in a call to which it has come, or not.
+    fn late(&self, rank: usize, last_sequence: u64, arrived: bool) -> LateRank {
+        let fate = self.fate();
+        LateRank {
+            rank,
+            last_sequence,
+            arrived,
+            thread_ended: matches!(fate, Some(Fate::Ended | Fate::Died)),
+            thread_panicked: matches!(fate, Some(Fate::Panicked | Fate::Died)),
+        }
     }
 }
 
@@ -68,8 +94,8 @@ pub(crate) enum Missing {
     Nobody,
     /// Ranks that may be busy with something else.
     Live,
-    /// Ranks, among them one whose thread has ended since its last call.
-    Ended,
+    /// Ranks, among them one whose thread has panicked since its last call.
+    Panicked,
 }
 
 /// See the module.
@@ -140,16 +166,32 @@ impl Board {
         self.ranks[rank].waiting_on.store(peer.map_or(NOBODY, |peer| peer as u32), Ordering::Relaxed);
     }
 
-    /// Says which thread drives `rank` from now on.
-    pub(crate) fn note_driver(&self, rank: usize, thread: ThreadToken) {
-        self.ranks[rank].driver.store(thread.0, Ordering::Relaxed);
+    /// Whether `thread` is known to drive `rank`, and nothing is known to have become of it.
+    pub(crate) fn is_driven_by(&self, rank: usize, thread: ThreadToken) -> bool {
+        self.ranks[rank].driver.load(Ordering::Relaxed) == thread.0
     }
 
-    /// Says that a thread has ended; it matters if it is the one that drove `rank` last.
-    pub(crate) fn note_thread_ended(&self, rank: usize, thread: ThreadToken) {
-        let ended = !thread.0;
-        let driver = &self.ranks[rank].driver;
-        let _ = driver.compare_exchange(thread.0, ended, Ordering::Relaxed, Ordering::Relaxed);
+    /// Says which thread drives `rank` from now on.
+    pub(crate) fn note_driver(&self, rank: usize, thread: ThreadToken) {
+        self.ranks[rank].driver.store(thread.0, Ordering::Release);
+    }
+
+    /// Says what has become of a thread; it matters if it is the one that drove `rank` last.
+    pub(crate) fn note_fate(&self, rank: usize, thread: ThreadToken, fate: Option<Fate>) {
+        let code = match fate {
+            None => 0,
+            Some(Fate::Panicked) => 1,
+            Some(Fate::Ended) => 2,
+            Some(Fate::Died) => 3,
+        };
+        let fated =
+            |driver: u64| (driver & !(u64::MAX << FATE_SHIFT) == thread.0).then_some(thread.0 | code << FATE_SHIFT);
+        let _ = self.ranks[rank].driver.fetch_update(Ordering::Release, Ordering::Relaxed, fated);
+    }
+
+    /// Whether `rank` has come to a call yet.
+    pub(crate) fn has_called(&self, rank: usize) -> bool {
+        self.ranks[rank].sequence.load(Ordering::Relaxed) != 0
     }
 
     /// Says that `rank` gives up its communicator.
@@ -176,8 +218,8 @@ impl Board {
         let absent = || self.ranks.iter().filter(|lines| lines.sequence.load(Ordering::Relaxed) < sequence);
         if absent().next().is_none() {
             Missing::Nobody
-        } else if absent().any(Lines::thread_ended) {
-            Missing::Ended
+        } else if absent().any(|lines| matches!(lines.fate(), Some(Fate::Panicked | Fate::Died))) {
+            Missing::Panicked
         } else {
             Missing::Live
         }
@@ -209,13 +251,12 @@ impl Board {
             {
                 return Some(self.mismatch(rank, mine, peer, &theirs));
             }
-            let left = lines.left.load(Ordering::Acquire);
-            if left && lines.finished.load(Ordering::Acquire) < mine.sequence {
+            if lines.is_gone() && lines.finished.load(Ordering::Acquire) < mine.sequence {
                 return Some(Error::Left {
                     sequence: mine.sequence,
                     call: RankCall { rank, call: describe(mine) },
                     rank: peer,
-                    panicked: lines.panicked.load(Ordering::Relaxed),
+                    panicked: lines.panicked.load(Ordering::Relaxed) || lines.fate() == Some(Fate::Died),
                 });
             }
         }
@@ -251,12 +292,7 @@ impl Board {
     pub(crate) fn late(&self, rank: usize, sequence: u64) -> Vec<LateRank> {
         let others = || self.ranks.iter().enumerate().filter(move |(peer, _)| *peer != rank);
         let absent: Vec<_> = others()
-            .map(|(peer, lines)| LateRank {
-                rank: peer,
-                last_sequence: lines.sequence.load(Ordering::Relaxed),
-                arrived: false,
-                thread_ended: lines.thread_ended(),
-            })
+            .map(|(peer, lines)| lines.late(peer, lines.sequence.load(Ordering::Relaxed), false))
             .filter(|late| late.last_sequence < sequence)
             .collect();
         if !absent.is_empty() {
@@ -266,12 +302,7 @@ impl Board {
             .filter(|(_, lines)| {
                 lines.finished.load(Ordering::Relaxed) < sequence && lines.waiting_on.load(Ordering::Relaxed) == NOBODY
             })
-            .map(|(peer, lines)| LateRank {
-                rank: peer,
-                last_sequence: sequence,
-                arrived: true,
-                thread_ended: lines.thread_ended(),
-            })
+            .map(|(peer, lines)| lines.late(peer, sequence, true))
             .collect()
     }
 

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
 use crate::pending::{Failed, Pending, Queue};
 use crate::plan::{Algorithm, Collective, MAX_RANK_COUNT, Plan};
+use crate::presence;
 use crate::request::{Asker, In, Out};
 use crate::run::run;
 
@@ -51,6 +52,19 @@ pub fn local_with(rank_count: usize, options: Options) -> Result<Vec<Communicato
 /// A communicator can be shared between threads: their calls then run one after the other, in whatever order they come, and
 /// it is up to the threads that this is the same order on all ranks. When it is dropped its asynchronous calls go on to their
 /// end; ranks that wait for further calls of this one get [`Error::Left`].
+///
+/// # Panics of a rank's thread
+///
+/// Peers that wait for a rank whose thread panics get [`Error::Left`] at once: when unwinding drops the communicator or, where
+/// the thread had only borrowed it, when the thread ends that made the rank's last call (before the first one: that last asked
+/// for [`Communicator::rank`]). A panic that is caught breaks nothing, as long as the thread makes another call before it ends;
+/// until then its ranks get the shorter of their two deadlines ([`Options`]). The same goes for threads that panic and live on:
+/// those of a pool, or one that waits in [`std::thread::scope`] for the peers.
+///
+/// Panics are noticed by a hook that [`local`] puts before the program's, once. Where it does not run there is nothing to
+/// notice but the deadline: in a program that replaces it, and on a thread that takes over another thread's panic
+/// ([`std::panic::resume_unwind`]). Such a thread, and any that may panic before it asks for its rank, should own its
+/// communicator.
 pub struct Communicator {
     queue: Arc<Queue>,
     world: Arc<World>,
@@ -65,6 +79,10 @@ impl Communicator {
 
     /// Which rank this is, counted from 0.
     pub fn rank(&self) -> usize {
+        // Whoever asks is about to act as this rank; should that thread panic before its first call, the peers must know.
+        if !self.world.board.has_called(self.rank) {
+            presence::drive(&self.world, self.rank);
+        }
         self.rank
     }
 

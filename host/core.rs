@@ -25,7 +25,7 @@ use crate::options::{Options, Overrides};
 use crate::plan::select::{Capabilities, choose};
 use crate::plan::{self, Algorithm, Collective, Geometry, Plan};
 use crate::plan_cache::{PlanCache, PlanKey};
-use crate::presence::{self, ThreadToken};
+use crate::presence;
 use crate::sync::lock;
 use crate::transport::Transport;
 
@@ -67,6 +67,7 @@ impl World {
     }
 
     fn new(rank_count: usize, geometry: Geometry, processors: usize) -> Arc<World> {
+        presence::watch_for_panics();
         Arc::new(World {
             board: Board::new(rank_count),
             transport: Box::new(crate::transport::in_process::InProcess::new(geometry)),
@@ -191,8 +192,6 @@ pub(crate) struct Core {
     /// slot that passes between them.
     history: u64,
     fired: u64,
-    /// The thread that made the last call.
-    driver: Option<ThreadToken>,
     isa: Isa,
     ends: Ends,
     plans: HashMap<PlanKey, BoundPlan>,
@@ -218,7 +217,6 @@ impl Core {
             sequence: 0,
             history: 0,
             fired: 0,
-            driver: None,
             isa: isa(),
             ends: Ends::default(),
             plans: HashMap::new(),
@@ -388,14 +386,7 @@ impl Core {
         let Some((_, bound)) = &mut self.current else { return Err(no_plan()) };
         bound.rewind();
         self.sequence += 1;
-        let thread = presence::this_thread();
-        if thread != self.driver
-            && let Some(thread) = thread
-        {
-            self.world.board.note_driver(self.rank, thread);
-            presence::note(Arc::downgrade(&self.world), self.rank);
-            self.driver = Some(thread);
-        }
+        presence::drive(&self.world, self.rank);
         let fingerprint = prepared.fingerprint.as_call(self.sequence, self.history);
         self.history = fingerprint.plan;
         let board = &self.world.board;
@@ -505,7 +496,7 @@ impl Core {
         let limit = match board.missing(sequence) {
             Missing::Nobody => progress_timeout,
             Missing::Live => arrival_timeout,
-            Missing::Ended => progress_timeout.min(arrival_timeout),
+            Missing::Panicked => progress_timeout.min(arrival_timeout),
         };
         let waited = now.saturating_duration_since(since);
         if waited < limit {

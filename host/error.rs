@@ -182,6 +182,8 @@ pub struct LateRank {
     pub arrived: bool,
     /// Whether the thread that made its last call has ended.
     pub thread_ended: bool,
+    /// Whether that thread has panicked since, and neither ended nor called again.
+    pub thread_panicked: bool,
 }
 
 impl fmt::Display for LateRank {
@@ -191,7 +193,13 @@ impl fmt::Display for LateRank {
             (false, 0) => write!(f, "rank {} has not come to any call", self.rank),
             (false, last) => write!(f, "rank {} has not come; its last call was call {last}", self.rank),
         }?;
-        if self.thread_ended { f.write_str(", and the thread that made it has ended") } else { Ok(()) }
+        if self.thread_panicked {
+            f.write_str(", and its thread has panicked")
+        } else if self.thread_ended {
+            f.write_str(", and its thread has ended")
+        } else {
+            Ok(())
+        }
     }
 }
 

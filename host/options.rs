@@ -12,7 +12,7 @@ pub struct Options {
     /// How long a call waits without any rank making progress, once all have come to it: 30 s.
     pub progress_timeout: Duration,
     /// How long a call waits for a rank that has not come to it, without any rank making progress: 10 min. A rank whose
-    /// thread has ended since its last call gets `progress_timeout`, if that is shorter.
+    /// thread has panicked since its last call, but may yet make another, gets `progress_timeout`, if that is shorter.
     pub arrival_timeout: Duration,
     /// The most bytes that one rank's connections, plans and step times may take; unlimited if none is given.
     pub memory_budget_bytes: Option<u64>,

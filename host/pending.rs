@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::core::{Core, World};
 use crate::error::{Error, Result};
+use crate::presence;
 use crate::sync::lock;
 
 type Job = Box<dyn FnOnce(&mut Core) + Send>;
@@ -63,6 +64,8 @@ impl Queue {
         mut buffer: B,
         call: impl FnOnce(&mut Core, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Pending<B>, Failed<B>> {
+        // The worker makes the call, but it is this thread whose call it is.
+        presence::drive(&self.world, self.rank);
         let mut jobs = lock(&self.jobs);
         if !jobs.has_worker {
             let queue = Arc::clone(self);
@@ -87,6 +90,7 @@ impl Queue {
 
     /// The worker: runs queued calls until the queue is closed and empty.
     fn work(&self) {
+        presence::work_for_others();
         loop {
             let mut jobs = lock(&self.jobs);
             let job = loop {

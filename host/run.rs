@@ -7,13 +7,26 @@ use crate::device::cpu::{FloatMode, Waiter};
 use crate::error::{Error, Result};
 use crate::options::Overrides;
 
-/// Closes the guards of a call that panics: peers may be touching its buffers, and unwinding gives those back.
-struct Lent<'a>(&'a mut Core);
+/// Closes the guards of a call that panics: peers may be touching its buffers, and unwinding gives those back. (Whether the
+/// thread is panicking does not tell: a call that is made while it unwinds may end well.)
+struct Lent<'a> {
+    core: &'a mut Core,
+    in_call: bool,
+}
+
+impl Lent<'_> {
+    fn give_up(&mut self, error: Error) -> Error {
+        let error = self.core.give_up(error);
+        self.in_call = false;
+        error
+    }
+}
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.give_up(Error::Internal { what: format!("rank {} panicked inside a call", self.0.rank) });
+        if self.in_call {
+            let what = format!("rank {} panicked inside a call", self.core.rank);
+            self.core.give_up(Error::Internal { what });
         }
     }
 }
@@ -21,13 +34,16 @@ impl Drop for Lent<'_> {
 /// Runs one call to its end. When it returns, nobody else touches the request's buffers.
 pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> Result<()> {
     core.start(request, overrides)?;
-    let lent = Lent(core);
-    let core = &mut *lent.0;
+    let mut lent = Lent { core, in_call: true };
+    let core = &mut *lent.core;
     let _mode = FloatMode::standard();
     let mut waiter = Waiter::new(core.rank_count(), core.world.processors);
     loop {
         let failed = match core.poll() {
-            Ok(Polled::Done) => return Ok(()),
+            Ok(Polled::Done) => {
+                lent.in_call = false;
+                return Ok(());
+            }
             Ok(Polled::Moved) => {
                 waiter.reset();
                 None
@@ -36,53 +52,51 @@ pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> 
             Err(error) => Some(error),
         };
         if let Some(error) = failed {
-            return Err(core.give_up(error));
+            return Err(lent.give_up(error));
         }
     }
 }
 
 /// One rank's calls of a group, in the order in which they were issued.
 pub(crate) struct Lineup<'a> {
-    core: Lent<'a>,
+    rank: Lent<'a>,
     requests: VecDeque<(Request, Overrides)>,
-    /// Whether a call is under way.
-    active: bool,
 }
 
 impl<'a> Lineup<'a> {
     pub(crate) fn new(core: &'a mut Core, requests: VecDeque<(Request, Overrides)>) -> Lineup<'a> {
-        Lineup { core: Lent(core), requests, active: false }
+        Lineup { rank: Lent { core, in_call: false }, requests }
     }
 
     /// Advances the current call, or begins the next one. `Done` when all of them are.
     fn poll(&mut self) -> Result<Polled> {
-        let core = &mut *self.core.0;
-        if self.active {
-            match core.poll() {
-                Ok(Polled::Done) => self.active = false,
+        let rank = &mut self.rank;
+        if rank.in_call {
+            match rank.core.poll() {
+                Ok(Polled::Done) => rank.in_call = false,
                 Ok(polled) => return Ok(polled),
-                Err(error) => return Err(core.give_up(error)),
+                Err(error) => return Err(rank.give_up(error)),
             }
         }
         let Some((request, overrides)) = self.requests.pop_front() else { return Ok(Polled::Done) };
-        core.start(&request, &overrides)?;
-        self.active = true;
+        rank.core.start(&request, &overrides)?;
+        rank.in_call = true;
         Ok(Polled::Moved)
     }
 
     fn look(&mut self, now: std::time::Instant) -> Result<()> {
-        let core = &mut *self.core.0;
-        if !self.active {
+        let rank = &mut self.rank;
+        if !rank.in_call {
             return Ok(());
         }
-        core.look(now).map_err(|error| core.give_up(error))
+        rank.core.look(now).map_err(|error| rank.give_up(error))
     }
 }
 
 /// Runs the calls of several ranks, each rank's in their order, all ranks at once on this thread. A rank whose call fails
 /// leaves its later calls undone, while the others go on; the first error is returned when all have come to an end.
 pub(crate) fn run_together(mut lineups: Vec<Lineup<'_>>) -> Result<()> {
-    let Some(largest) = lineups.iter().map(|lineup| &*lineup.core.0).max_by_key(|core| core.rank_count()) else {
+    let Some(largest) = lineups.iter().map(|lineup| &*lineup.rank.core).max_by_key(|core| core.rank_count()) else {
         return Ok(());
     };
     let _mode = FloatMode::standard();

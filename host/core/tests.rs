@@ -54,7 +54,7 @@ fn a_rank_that_comes_and_then_stops_is_named_on_every_rank() {
         let Error::Late { sequence: 1, late, waited, .. } = &error else { panic!("{algorithm}: {error}") };
         assert_eq!(
             *late,
-            [LateRank { rank: stopped, last_sequence: 1, arrived: true, thread_ended: false }],
+            [LateRank { rank: stopped, last_sequence: 1, arrived: true, thread_ended: false, thread_panicked: false }],
             "{algorithm}: {error}"
         );
         assert!(*waited >= progress_timeout);

@@ -1,7 +1,7 @@
 //! What breaks a communicator, and what does not: aborts, panics, ranks that leave, mistakes of a caller.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use half::f16;
@@ -180,6 +180,133 @@ pub(crate) fn a_panic_in_the_middle_of_a_row_of_calls_frees_the_other_ranks(make
                 check_left(&error, 26, panicking, true);
             }
         }
+    });
+}
+
+/// Lets rank 1 of `rank_count` panic after some calls, on a thread that only borrows what `share` makes of its communicator; the
+/// others' errors from their next call. `calls_before` are made by `before`.
+fn with_a_borrower_that_panics(make: Make, rank_count: usize, before: impl Fn(&Communicator) + Sync) -> Vec<Error> {
+    let communicators: Vec<_> = make(rank_count, options(|_| {})).unwrap().into_iter().map(Arc::new).collect();
+    let all_through = Barrier::new(rank_count);
+    let (since, borrowed) = (Instant::now(), &communicators);
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = borrowed
+            .iter()
+            .map(|communicator| {
+                let (communicator, before, all_through) = (Arc::clone(communicator), &before, &all_through);
+                scope.spawn(move || {
+                    let rank = communicator.rank();
+                    before(&communicator);
+                    all_through.wait();
+                    if rank == 1 {
+                        panic!("expected: the thread of rank 1 panics");
+                    }
+                    sum(&communicator, 100).unwrap_err()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
+    });
+    assert!(since.elapsed() < QUICK, "the others waited for {:?}", since.elapsed());
+    assert!(results[1].is_err());
+    results.into_iter().flatten().collect()
+}
+
+pub(crate) fn a_panic_of_a_thread_that_only_borrows_its_communicator_frees_the_other_ranks(make: Make) {
+    within(SOON, move || {
+        for rank_count in [2, 3, 6] {
+            // Before its first call a rank is known by the thread that asked which one it is.
+            for calls in [0, 1, 5] {
+                let errors = with_a_borrower_that_panics(make, rank_count, |communicator| {
+                    (0..calls).for_each(|_| sum(communicator, 100).unwrap());
+                });
+                assert_eq!(errors.len(), rank_count - 1);
+                for error in &errors {
+                    check_left(error, calls + 1, 1, true);
+                    assert_eq!(*error, errors[0]);
+                }
+            }
+            // The worker that runs asynchronous calls lives on; it is their caller's thread that counts.
+            let errors = with_a_borrower_that_panics(make, rank_count, |communicator| {
+                communicator.all_reduce_async(vec![1.0_f32; 100], Reduction::Sum).unwrap().wait().unwrap();
+            });
+            errors.iter().for_each(|error| check_left(error, 2, 1, true));
+            // And the thread of the last call, not that of one before.
+            let errors = with_a_borrower_that_panics(make, rank_count, |communicator| {
+                std::thread::scope(|scope| drop(scope.spawn(|| sum(communicator, 100).unwrap())));
+                sum(communicator, 100).unwrap();
+            });
+            errors.iter().for_each(|error| check_left(error, 3, 1, true));
+        }
+    });
+}
+
+pub(crate) fn a_panic_that_is_caught_breaks_nothing(make: Make) {
+    /// Makes a call on the way out.
+    struct CallsWhenDropped<'a>(&'a Communicator);
+
+    impl Drop for CallsWhenDropped<'_> {
+        fn drop(&mut self) {
+            sum(self.0, 5).unwrap();
+        }
+    }
+
+    fn catch(body: impl FnOnce()) {
+        assert!(catch_unwind(AssertUnwindSafe(body)).is_err());
+    }
+
+    within(SOON, move || {
+        let communicators = make(3, options(|_| {})).unwrap();
+        each_on_a_thread(&communicators, |communicator| {
+            let unlucky = communicator.rank() == 1;
+            if unlucky {
+                catch(|| panic!("expected: before the first call"));
+            }
+            sum(communicator, 5).unwrap();
+            if unlucky {
+                catch(|| panic!("expected: between two calls, the others of which wait"));
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            sum(communicator, 5).unwrap();
+            if unlucky {
+                catch(|| {
+                    let _last_words = CallsWhenDropped(communicator);
+                    panic!("expected: with a call on the way out");
+                });
+            } else {
+                sum(communicator, 5).unwrap();
+            }
+            sum(communicator, 5).unwrap();
+        });
+        // Those threads have ended, and what they caught is forgotten.
+        each_on_a_thread(&communicators, |communicator| {
+            if communicator.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            sum(communicator, 5).unwrap();
+        });
+        // A thread that ends by a panic after a later thread has made the rank's last call is none of the rank's.
+        let (older, newer) = (Barrier::new(2), Barrier::new(2));
+        let (communicators, older, newer) = (&communicators, &older, &newer);
+        std::thread::scope(|scope| {
+            let panics = scope.spawn(move || {
+                sum(&communicators[1], 5).unwrap();
+                older.wait();
+                newer.wait();
+                panic!("expected: of a thread that had its turn");
+            });
+            scope.spawn(move || {
+                older.wait();
+                sum(&communicators[1], 5).unwrap();
+                newer.wait();
+                assert!(panics.join().is_err());
+                std::thread::sleep(Duration::from_millis(10));
+                sum(&communicators[1], 5).unwrap();
+            });
+            for communicator in [&communicators[0], &communicators[2]] {
+                scope.spawn(move || (0..3).for_each(|_| sum(communicator, 5).unwrap()));
+            }
+        });
     });
 }
 

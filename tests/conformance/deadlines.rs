@@ -2,6 +2,7 @@
 //!
 //! (That a rank which has come and then stops is named too is a unit test of the library: no caller can stop inside a call.)
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use tutti::{Collective, Communicator, Error, ErrorKind, LateRank, Options, Reduction};
@@ -26,7 +27,7 @@ fn late_ranks(error: &Error) -> &[LateRank] {
 }
 
 fn absent(rank: usize, last_sequence: u64) -> LateRank {
-    LateRank { rank, last_sequence, arrived: false, thread_ended: false }
+    LateRank { rank, last_sequence, arrived: false, thread_ended: false, thread_panicked: false }
 }
 
 /// Lets the ranks for which `comes` is false wait until the others have failed, and then come; everyone's error.
@@ -168,10 +169,24 @@ pub(crate) fn a_late_rank_is_named_by_those_that_do_not_wait_for_it_directly(mak
     });
 }
 
-pub(crate) fn a_rank_whose_thread_has_ended_gets_the_shorter_deadline(make: Make) {
+pub(crate) fn a_rank_whose_calls_come_from_short_lived_threads_is_waited_for(make: Make) {
     within(SOON, move || {
-        let options = options(|options| options.progress_timeout = SHORT);
-        let communicators = make(2, options).unwrap();
+        let communicators = make(2, options(|options| options.progress_timeout = SHORT)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..3).for_each(|_| all_reduce(&communicators[0]).unwrap()));
+            for _ in 0..3 {
+                std::thread::scope(|step| {
+                    step.spawn(|| all_reduce(&communicators[1]).unwrap());
+                });
+                std::thread::sleep(2 * SHORT);
+            }
+        });
+    });
+}
+
+pub(crate) fn a_late_rank_whose_thread_has_ended_is_named_so(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, arrival_timeout(SHORT)).unwrap();
         // Rank 1's thread makes one call, and ends without giving up the communicator.
         let results = each_on_a_thread(&communicators, |communicator| {
             all_reduce(communicator).unwrap();
@@ -179,7 +194,32 @@ pub(crate) fn a_rank_whose_thread_has_ended_gets_the_shorter_deadline(make: Make
         });
         let error = results[0].clone().expect_err("rank 1 made one call only");
         assert_eq!(late_ranks(&error), [LateRank { thread_ended: true, ..absent(1, 1) }]);
-        assert!(error.to_string().contains("the thread that made it has ended"), "{error}");
+        assert!(error.to_string().contains("its last call was call 1, and its thread has ended"), "{error}");
+    });
+}
+
+pub(crate) fn a_rank_whose_thread_has_panicked_and_lives_on_gets_the_shorter_deadline(make: Make) {
+    within(SOON, move || {
+        for calls in [0, 2] {
+            let communicators = make(2, options(|options| options.progress_timeout = SHORT)).unwrap();
+            // A scope waits for its threads before its own panic goes on, so the panicking thread waits for its peers.
+            let mut error = None;
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        (0..calls).for_each(|_| all_reduce(&communicators[0]).unwrap());
+                        error = all_reduce(&communicators[0]).err();
+                    });
+                    assert_eq!(communicators[1].rank(), 1);
+                    (0..calls).for_each(|_| all_reduce(&communicators[1]).unwrap());
+                    panic!("expected: rank 1 panics in a scope that has yet to end");
+                });
+            }));
+            assert!(panic.is_err());
+            let error = error.expect("rank 1 does not come");
+            assert_eq!(late_ranks(&error), [LateRank { thread_panicked: true, ..absent(1, calls) }]);
+            assert!(error.to_string().contains("and its thread has panicked"), "{error}");
+        }
     });
 }
 

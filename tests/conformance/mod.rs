@@ -90,7 +90,9 @@ macro_rules! conformance {
                 a_rank_that_comes_late_but_in_time_is_waited_for
                 a_late_rank_is_named_with_its_last_call
                 a_late_rank_is_named_by_those_that_do_not_wait_for_it_directly
-                a_rank_whose_thread_has_ended_gets_the_shorter_deadline
+                a_rank_whose_calls_come_from_short_lived_threads_is_waited_for
+                a_late_rank_whose_thread_has_ended_is_named_so
+                a_rank_whose_thread_has_panicked_and_lives_on_gets_the_shorter_deadline
                 deadlines_of_zero_and_of_forever_are_deadlines
             ];
             breaking: [
@@ -100,6 +102,8 @@ macro_rules! conformance {
                 abort_outlives_the_communicators
                 a_panic_frees_the_other_ranks
                 a_panic_in_the_middle_of_a_row_of_calls_frees_the_other_ranks
+                a_panic_of_a_thread_that_only_borrows_its_communicator_frees_the_other_ranks
+                a_panic_that_is_caught_breaks_nothing
                 a_panic_among_asynchronous_calls_unwinds_at_once
                 a_dropped_communicator_frees_the_other_ranks
                 a_rank_may_leave_as_soon_as_it_has_finished
