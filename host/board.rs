@@ -17,12 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use tutti_kernels::layout::{Fingerprint, Window, buffer};
 
-use crate::error::{Error, LateRank, RankCall};
+use crate::error::{Error, LateRank, RankCall, Result};
 use crate::fingerprint::{describe, describe_both};
 use crate::presence::{Fate, ThreadToken};
 use crate::sync::lock;
 
-/// How many of a rank's last calls the board remembers. A rank may run ahead of its peers as far as its slots carry it.
+/// How many of a rank's last calls the board remembers. A rank is at most two calls ahead of its peers; what is beyond that lets
+/// an error name the first call in which they differed.
 const HISTORY: usize = 16;
 
 /// [`Lines::waiting_on`] of a rank that is not waiting.
@@ -271,6 +272,22 @@ impl Board {
             let theirs = self.fingerprint(peer, mine.sequence)?;
             (theirs != *mine).then(|| self.mismatch(rank, mine, peer, &theirs))
         })
+    }
+
+    /// Whether all ranks have come to the last call of `rank` before call `sequence`; the error if one of them made another.
+    pub(crate) fn agreed_before(&self, rank: usize, sequence: u64) -> Result<bool> {
+        let last = sequence - 1;
+        let Some(mine) = self.fingerprint(rank, last) else { return Ok(true) };
+        let mut all_came = true;
+        for (peer, lines) in self.ranks.iter().enumerate() {
+            match self.fingerprint(peer, last) {
+                Some(theirs) if theirs != mine => return Err(self.mismatch(rank, &mine, peer, &theirs)),
+                Some(_) => {}
+                // Nobody gets so far ahead that the board forgets what others have yet to do; a rank that has come, has agreed.
+                None => all_came &= lines.sequence.load(Ordering::Relaxed) >= last,
+            }
+        }
+        Ok(all_came)
     }
 
     /// The error for two calls that should have been the same. It is about the first call in which the two ranks differed, as

@@ -147,6 +147,11 @@ struct Active {
     /// The program and the operand of its step that were last seen waiting.
     blocked: Option<(usize, u32)>,
     waiting: bool,
+    /// Whether this rank must not send yet: it has still to see that all ranks have come to the call before and made the same
+    /// one. Otherwise a root could go on for as long as its slots last, and take others with it, while somebody who has yet
+    /// to come does something else. Whoever gets through a call has heard, by whatever way, from a rank that has looked or
+    /// from everybody; so a mismatch is an error of the call or of the next one, for every rank.
+    unconfirmed: bool,
 }
 
 impl Active {
@@ -170,6 +175,7 @@ impl Active {
             stalled: None,
             blocked: None,
             waiting: false,
+            unconfirmed: false,
         }
     }
 }
@@ -191,6 +197,8 @@ pub(crate) struct Core {
     /// The last call's plan word, which depends on all calls so far: ranks whose earlier calls differed find out at the next
     /// slot that passes between them.
     history: u64,
+    /// Whether this rank could finish its last call before everybody had come to it.
+    unconfirmed: bool,
     fired: u64,
     isa: Isa,
     ends: Ends,
@@ -216,6 +224,7 @@ impl Core {
             options,
             sequence: 0,
             history: 0,
+            unconfirmed: false,
             fired: 0,
             isa: isa(),
             ends: Ends::default(),
@@ -406,6 +415,9 @@ impl Core {
         active.stalled = None;
         active.blocked = None;
         active.waiting = false;
+        // What every rank needs every other for has been agreed on when it is done.
+        let rooted = request.collective.root().is_some();
+        active.unconfirmed = std::mem::replace(&mut self.unconfirmed, rooted) && rooted && bound.sends_first;
         Ok(())
     }
 
@@ -414,6 +426,12 @@ impl Core {
     pub(crate) fn poll(&mut self) -> Result<Polled> {
         let (Some((_, bound)), Some(prepared)) = (&mut self.current, &self.prepared) else { return Err(no_plan()) };
         let active = &mut self.active;
+        if active.unconfirmed {
+            active.unconfirmed = !self.world.board.agreed_before(self.rank, self.sequence)?;
+            if active.unconfirmed {
+                return Ok(Polled::Waiting);
+            }
+        }
         let mut moved = false;
         let mut done = true;
         for index in 0..bound.programs.len() {
@@ -490,10 +508,12 @@ impl Core {
                 now
             }
         };
-        let sequence = fingerprint.sequence;
+        let sequence = fingerprint.sequence - u64::from(active.unconfirmed);
         let progress_timeout = active.overrides.progress_timeout.unwrap_or(self.options.progress_timeout);
         let arrival_timeout = active.overrides.arrival_timeout.unwrap_or(self.options.arrival_timeout);
         let limit = match board.missing(sequence) {
+            // The last one has just come, and the next poll will see it.
+            Missing::Nobody if active.unconfirmed => return Ok(()),
             Missing::Nobody => progress_timeout,
             Missing::Live => arrival_timeout,
             Missing::Panicked => progress_timeout.min(arrival_timeout),
@@ -507,7 +527,7 @@ impl Core {
         let error = if late.is_empty() {
             Error::Internal { what: format!("all ranks wait for each other in call {sequence}: {call}") }
         } else {
-            Error::Late { sequence, call, waited, late }
+            Error::Late { sequence: fingerprint.sequence, call, waited, late }
         };
         Err(board.fail(error))
     }

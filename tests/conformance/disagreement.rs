@@ -1,7 +1,6 @@
 //! Calls that differ between ranks: every rank gets a mismatch that names both sides, from this call or from the next one,
 //! and nobody hangs.
 
-use std::sync::Barrier;
 use std::time::Duration;
 
 use tutti::{Algorithm, Collective, Communicator, DType, Error, ErrorKind, Group, Rank, RankCall, Reduction};
@@ -92,32 +91,61 @@ fn pairs() -> Vec<(Call, Call)> {
     ]
 }
 
-/// Lets each rank make its calls; then, while nobody is in them any more, two that are the same for all. What broke the
-/// communicator, which must be the same on all ranks.
+/// Lets each rank make its calls, and then `next`, which is the same for all. What broke the communicator: every rank must
+/// get the same error, from the call in which two ranks first differed or from the one after it. (Nobody waits for the others
+/// between two calls, so those that are further may break the call before, too.)
 ///
-/// A rank that finished its calls locally gets the error from the next one. Only where that one too needs nothing of those who
-/// know is it the one after: in a reduce to different roots, say, leaves send to neither root, and then all-reduce once more
-/// with ranks that have yet to look.
-fn verdict(make: Make, rank_count: usize, calls_of: impl Fn(usize) -> Vec<Call> + Sync) -> Error {
-    let done = Barrier::new(rank_count);
+/// The rank `slow`, if there is one, comes when the others have gone as far as they can.
+fn verdict(
+    make: Make,
+    rank_count: usize,
+    slow: Option<usize>,
+    next: Call,
+    calls_of: impl Fn(usize) -> Vec<Call> + Sync,
+) -> Error {
     let verdicts = on_threads(make(rank_count, options(|_| {})).unwrap(), |communicator| {
-        let next = || communicator.all_reduce_in_place(&mut [0.0_f32; 1], Reduction::Sum);
-        let result = calls_of(communicator.rank()).into_iter().try_for_each(|call| call.make(&communicator));
-        done.wait();
-        let from_next = next();
-        done.wait();
-        let from_last = next().err();
-        for earlier in [result, from_next.clone()].into_iter().filter_map(Result::err) {
-            assert_eq!(Some(&earlier), from_last.as_ref(), "rank {} got two different errors", communicator.rank());
+        if slow == Some(communicator.rank()) {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        (from_next.is_err(), from_last)
+        let mut calls = calls_of(communicator.rank());
+        calls.push(next);
+        let failed = calls.into_iter().enumerate().find_map(|(nth, call)| Some((nth, call.make(&communicator).err()?)));
+        if let Some((_, error)) = &failed {
+            assert_eq!(communicator.barrier().as_ref(), Err(error), "two different errors");
+        }
+        // A rank that is gone is another error, so all stay until all have theirs.
+        (communicator, failed)
     });
     let calls: Vec<_> = (0..rank_count).map(calls_of).collect();
-    assert!(verdicts.iter().any(|verdict| verdict.0), "nobody noticed, nor did the next call: {calls:?}");
-    let error = verdicts[0].1.clone().unwrap_or_else(|| panic!("rank 0 never got an error: {calls:?}"));
-    assert!(verdicts.iter().all(|verdict| verdict.1.as_ref() == Some(&error)), "{verdicts:?} of {calls:?}");
+    let of_rank =
+        |rank: usize| verdicts[rank].1.clone().unwrap_or_else(|| panic!("no error on rank {rank}: {calls:?}"));
+    let (_, error) = of_rank(0);
+    let Error::Mismatch { sequence, .. } = error else { panic!("expected a mismatch, came: {error}, in {calls:?}") };
+    for rank in 0..rank_count {
+        let (nth, came) = of_rank(rank);
+        assert_eq!(came, error);
+        assert!(
+            nth as u64 <= sequence,
+            "rank {rank} got an error about call {sequence} from call {} only: {error}, in {calls:?}, then {next:?}",
+            nth + 1
+        );
+    }
     assert_eq!(error.kind(), ErrorKind::Peer);
     error
+}
+
+/// Calls that all ranks make alike after those that differ: one for which everybody needs everybody, and some for which
+/// nobody needs those who come late.
+fn next_calls(rank_count: usize) -> Vec<Call> {
+    let (first, last) = (Rank(0), Rank(rank_count as u32 - 1));
+    vec![
+        plain(Collective::AllReduce, DType::F32, Reduction::Sum, 1),
+        by(Algorithm::Tree, Collective::Broadcast { root: first }, 10),
+        by(Algorithm::Chain, Collective::Broadcast { root: last }, 10),
+        by(Algorithm::Direct, Collective::Broadcast { root: first }, 10),
+        by(Algorithm::Tree, Collective::Reduce { root: first }, 10),
+        by(Algorithm::Chain, Collective::Reduce { root: last }, 10),
+    ]
 }
 
 /// Checks that a mismatch in call `sequence` names what two ranks that differ really did.
@@ -135,33 +163,124 @@ fn check_names(error: &Error, sequence: u64, call_of: impl Fn(usize) -> Call) {
 pub(crate) fn calls_that_differ_on_one_rank_are_a_mismatch_on_every_rank(make: Make) {
     within(LATER, move || {
         for rank_count in [2, 3, 5] {
-            for (one, other) in pairs() {
+            for (nth, (one, other)) in pairs().into_iter().enumerate() {
                 for odd in 0..rank_count {
                     let call_of = |rank| if rank == odd { other } else { one };
-                    let error = verdict(make, rank_count, |rank| vec![call_of(rank)]);
-                    let Error::Mismatch { left, right, .. } = &error else { panic!("{one:?}, {other:?}: {error}") };
-                    assert!(left.rank == odd || right.rank == odd, "rank {odd} is the odd one: {error}");
-                    check_names(&error, 1, call_of);
+                    for (turn, next) in next_calls(rank_count).into_iter().enumerate() {
+                        // The odd one is slow, or one of the others is, or nobody.
+                        let slow = [None, Some(odd), Some((odd + 1) % rank_count)][(nth + turn) % 3];
+                        let error = verdict(make, rank_count, slow, next, |rank| vec![call_of(rank)]);
+                        let Error::Mismatch { left, right, .. } = &error else { unreachable!() };
+                        assert!(left.rank == odd || right.rank == odd, "rank {odd} is the odd one: {error}");
+                        check_names(&error, 1, call_of);
+                    }
                 }
             }
         }
     });
 }
 
+/// Every collective by every algorithm that offers it, at sizes that take other ways.
+fn every_way() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for collective in Collective::ALL {
+        for algorithm in collective.algorithms() {
+            for count in [0, 8, 50_000] {
+                let case = Case::new(collective, DType::F32, Reduction::Sum, count);
+                cases.push(Case { algorithm: Some(algorithm), ..case });
+            }
+        }
+    }
+    cases
+}
+
+/// The calls that differ from `case` in its collective, its count, its type, its reduction or its root.
+fn others(case: &Case) -> Vec<Case> {
+    let mut others = vec![];
+    for collective in Collective::ALL {
+        if collective.name() != case.collective.name() {
+            others.push(Case { collective, algorithm: None, ..*case });
+        }
+    }
+    if case.collective != Collective::Barrier {
+        others.push(Case { count: case.count + 1, ..*case });
+        others.extend([DType::F16, DType::BF16].map(|dtype| Case { dtype, ..*case }));
+    }
+    if case.collective.reduces() {
+        others.extend([Reduction::Max, Reduction::Avg].map(|reduction| Case { reduction, ..*case }));
+    }
+    if case.collective.root().is_some() {
+        others.extend([1, 2].map(|root| Case { collective: case.collective.with_root(Rank(root)), ..*case }));
+    }
+    others
+}
+
+pub(crate) fn any_difference_by_any_algorithm_is_a_mismatch_on_every_rank(make: Make) {
+    within(LATER, move || {
+        let mut random = Random(23);
+        for case in every_way() {
+            for other in others(&case) {
+                let odd = random.below(3);
+                let call_of = |rank| Call::Case(if rank == odd { other } else { case });
+                let (slow, next) = (random.below(4), random.one_of(&next_calls(3)));
+                let error = verdict(make, 3, Some(slow), next, |rank| vec![call_of(rank)]);
+                check_names(&error, 1, call_of);
+            }
+        }
+    });
+}
+
+pub(crate) fn any_two_algorithms_in_another_order_are_a_mismatch_on_every_rank(make: Make) {
+    within(LATER, move || {
+        let mut random = Random(24);
+        let ways = every_way();
+        for (nth, one) in ways.iter().enumerate() {
+            let other = &ways[(nth + 1 + random.below(ways.len() - 1)) % ways.len()];
+            let odd = random.below(3);
+            let order = |rank| if rank == odd { [*other, *one] } else { [*one, *other] }.map(Call::Case);
+            let (slow, next) = (random.below(4), random.one_of(&next_calls(3)));
+            let error = verdict(make, 3, Some(slow), next, |rank| order(rank).to_vec());
+            check_names(&error, 1, |rank| order(rank)[0]);
+        }
+    });
+}
+
 pub(crate) fn calls_that_differ_on_every_rank_are_a_mismatch_on_every_rank(make: Make) {
-    within(SOON, move || {
+    within(LATER, move || {
         let calls: Vec<Call> = pairs().into_iter().flat_map(|(one, other)| [one, other]).collect();
-        for round in 0..40 {
+        for round in 0..200 {
             let mut random = Random(round);
             // A count that is the rank's own makes all calls differ.
             let first = random.below(1000);
             let own = |rank: usize| plain(Collective::AllReduce, DType::F32, Reduction::Sum, first + rank);
-            let error = verdict(make, 4, |rank| vec![own(rank)]);
+            let slow = Some(random.below(5));
+            let error = verdict(make, 4, slow, random.one_of(&next_calls(4)), |rank| vec![own(rank)]);
             check_names(&error, 1, own);
             let picked: [Call; 4] = std::array::from_fn(|_| random.one_of(&calls));
             if picked[0].words() != picked[1].words() && picked[1].words() != picked[2].words() {
-                let error = verdict(make, 3, |rank| vec![picked[rank]]);
+                let error = verdict(make, 3, slow, random.one_of(&next_calls(3)), |rank| vec![picked[rank]]);
                 check_names(&error, 1, |rank| picked[rank]);
+            }
+        }
+    });
+}
+
+pub(crate) fn ranks_that_only_send_notice_who_comes_later(make: Make) {
+    within(LATER, move || {
+        for rank_count in [2, 3, 4] {
+            let sends = |rank: usize, algorithm| by(algorithm, Collective::Broadcast { root: Rank(rank as u32) }, 10);
+            for algorithm in [Algorithm::Tree, Algorithm::Chain] {
+                for slow in 0..rank_count {
+                    // Everybody is a root, and goes on as one until something is wrong.
+                    let calls = |rank| vec![sends(rank, algorithm); 12];
+                    let error = verdict(make, rank_count, Some(slow), sends(0, algorithm), calls);
+                    check_names(&error, 1, |rank| sends(rank, algorithm));
+                    // Two classes of ranks, each with a root of its own to follow.
+                    let root = |rank: usize| if rank == slow { slow } else { (slow + 1) % rank_count };
+                    let calls = |rank| vec![sends(root(rank), algorithm); 12];
+                    let error = verdict(make, rank_count, Some(slow), sends(0, algorithm), calls);
+                    check_names(&error, 1, |rank| sends(root(rank), algorithm));
+                }
             }
         }
     });
@@ -185,7 +304,8 @@ pub(crate) fn calls_in_another_order_are_a_mismatch(make: Make) {
                             vec![calls[1], calls[a], calls[b]]
                         }
                     };
-                    let error = verdict(make, rank_count, order);
+                    let next = plain(Collective::AllReduce, DType::F32, Reduction::Sum, 1);
+                    let error = verdict(make, rank_count, Some(a % rank_count), next, order);
                     check_names(&error, 2, |rank| order(rank)[1]);
                 }
             }
@@ -225,25 +345,30 @@ pub(crate) fn a_rank_with_one_call_too_many_is_a_mismatch_as_soon_as_the_others_
         let last = plain(Collective::AllReduce, DType::F32, Reduction::Sum, 11);
         for odd in 0..3 {
             let calls = |rank| if rank == odd { vec![usual, usual, last] } else { vec![usual, last] };
-            let error = verdict(make, 3, calls);
+            let next = plain(Collective::AllReduce, DType::F32, Reduction::Sum, 1);
+            let error = verdict(make, 3, None, next, calls);
             check_names(&error, 2, |rank| if rank == odd { usual } else { last });
         }
     });
 }
 
-pub(crate) fn broadcasts_from_different_roots_are_noticed_before_the_slots_run_out(make: Make) {
+pub(crate) fn broadcasts_from_different_roots_are_noticed_in_the_next_call(make: Make) {
     within(SOON, move || {
         for count in [0, 10, 100_000] {
-            let errors = on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+            for slow in [0, 1, 2] {
                 // Each rank believes that it is the root, and has nothing to wait for.
-                let slots = tutti::Options::default().slots;
-                let mut buffer = vec![communicator.rank() as f32; count];
-                let failed = (0..=slots + 1)
-                    .find_map(|_| communicator.broadcast_in_place(&mut buffer, communicator.rank()).err());
-                failed.expect("every broadcast succeeded")
-            });
-            assert!(matches!(errors[0], Error::Mismatch { .. }), "{}", errors[0]);
-            assert_eq!(errors[0], errors[1]);
+                let errors = on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+                    if communicator.rank() == slow {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    let mut buffer = vec![communicator.rank() as f32; count];
+                    let mut broadcast = || communicator.broadcast_in_place(&mut buffer, communicator.rank());
+                    let error = broadcast().and_then(|()| broadcast()).expect_err("two broadcasts succeeded");
+                    (communicator, error)
+                });
+                assert!(matches!(errors[0].1, Error::Mismatch { sequence: 1, .. }), "{}", errors[0].1);
+                assert_eq!(errors[0].1, errors[1].1);
+            }
         }
     });
 }
@@ -275,7 +400,8 @@ pub(crate) fn any_single_difference_in_a_row_of_calls_reaches_every_rank(make: M
                 }
                 calls
             };
-            let error = verdict(make, rank_count, calls_of);
+            let next = random.one_of(&next_calls(rank_count));
+            let error = verdict(make, rank_count, Some(random.below(2 * rank_count)), next, calls_of);
             let Error::Mismatch { left, right, .. } = &error else { panic!("seed {seed}: {error}") };
             assert!(left.rank == odd || right.rank == odd, "seed {seed}: rank {odd} is the odd one: {error}");
         }

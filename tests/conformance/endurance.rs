@@ -99,7 +99,7 @@ pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
     });
 }
 
-pub(crate) fn a_root_may_run_far_ahead(make: Make) {
+pub(crate) fn a_root_may_run_ahead(make: Make) {
     within(SOON, move || {
         for count in [1, 100, 20_000] {
             for algorithm in (Collective::Broadcast { root: Rank(0) }).algorithms() {

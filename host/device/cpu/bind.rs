@@ -58,6 +58,8 @@ pub(crate) struct BoundPlan {
     pub(crate) uses_windows: bool,
     /// Whether this rank consumes slots.
     pub(crate) receives: bool,
+    /// Whether this rank publishes a slot before it has consumed one.
+    pub(crate) sends_first: bool,
     _loops: Vec<Vec<layout::Loop>>,
     _steps: Vec<Vec<layout::Step>>,
     operands: Vec<Vec<layout::Operand>>,
@@ -86,6 +88,7 @@ impl BoundPlan {
             scratch: vec![0; plan.ranks[rank].scratch_bytes.div_ceil(8) as usize],
             uses_windows: *uses_windows,
             receives: plan.ranks.len() == 1 || connections.iter().any(|connection| connection.to == rank),
+            sends_first: programs.iter().any(sends_first),
             _loops: Vec::new(),
             _steps: Vec::new(),
             operands: Vec::new(),
@@ -207,6 +210,19 @@ impl BoundPlan {
             + count(size_of_val(&self.completed[..]))
             + count(size_of_val(&self.scratch[..]))
     }
+}
+
+/// Whether the program publishes a slot before it has consumed one.
+fn sends_first(program: &Program) -> bool {
+    let is_slot = |operand: &Operand| matches!(operand, Operand::Slot(_));
+    let mut steps = program.loops.iter().flat_map(|looped| &looped.steps);
+    steps
+        .find_map(|step| {
+            let receives = step.sources.iter().any(|source| is_slot(&source.operand));
+            let sends = step.destinations.iter().any(is_slot);
+            (receives || sends).then_some(!receives)
+        })
+        .unwrap_or(false)
 }
 
 fn slot_operand(index: u32) -> layout::Operand {
