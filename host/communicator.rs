@@ -96,6 +96,11 @@ impl Communicator {
         Asker { rank: self.rank, rank_count: self.rank_count() }
     }
 
+    /// Where its calls wait for each other.
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
     /// The rank, once the calls issued before are done.
     pub(crate) fn in_turn(&self) -> MutexGuard<'_, Core> {
         self.queue.in_turn()

@@ -9,6 +9,7 @@ use crate::core::Request;
 use crate::dtype::Reduction;
 use crate::error::Result;
 use crate::options::Overrides;
+use crate::pending::Turn;
 use crate::request::{In, Out};
 use crate::run::{Lineup, run_together};
 
@@ -29,6 +30,11 @@ use crate::run::{Lineup, run_together};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Each communicator's calls come after those that were issued before: asynchronous ones, other groups, a call that another
+/// thread is in. A group does not wait for all of them before it begins; it goes on with each communicator when that one's
+/// turn comes, so it may hold what the calls before wait for. Calls that are issued later come after the group's. Groups of
+/// several threads that share communicators run in the same order on all of them.
 ///
 /// To its peers a group looks like its calls made one after the other; they need not use one too. A group that is dropped
 /// without being run does nothing.
@@ -185,10 +191,10 @@ impl<'a> Group<'a> {
                 None => ranks.push((communicator, VecDeque::from([request]))),
             }
         }
-        // Two threads whose groups share communicators lock them in the same order.
-        ranks.sort_by_key(|(communicator, _)| std::ptr::from_ref(*communicator).addr());
-        let mut locked: Vec<_> =
-            ranks.into_iter().map(|(communicator, requests)| (communicator.in_turn(), requests)).collect();
-        run_together(locked.iter_mut().map(|(core, requests)| Lineup::new(core, std::mem::take(requests))).collect())
+        ranks.sort_by_key(|(communicator, _)| std::ptr::from_ref(communicator.queue()));
+        let queues: Vec<_> = ranks.iter().map(|(communicator, _)| communicator.queue()).collect();
+        let lineups =
+            Turn::take(&queues).into_iter().zip(ranks).map(|(turn, (_, requests))| Lineup::new(turn, requests));
+        run_together(lineups.collect())
     }
 }

@@ -2,12 +2,16 @@
 //!
 //! Each communicator has at most one worker thread, started by its first asynchronous call, that runs such calls in the order
 //! in which they were issued. A blocking call waits for those that were issued before it.
+//!
+//! A group takes its place in that order too, on all of its communicators at once, and then goes on with each communicator as
+//! its turn comes: it may hold the very calls that somebody else's call, or an asynchronous one, waits for. Since places are
+//! taken on all communicators at once, two groups are in the same order on all that they share.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::core::{Core, World};
 use crate::error::{Error, Result};
@@ -24,15 +28,34 @@ pub(crate) struct Queue {
     core: Mutex<Core>,
     jobs: Mutex<Jobs>,
     changed: Condvar,
-    /// Jobs that are queued or running.
+    /// Turns that have not ended.
     outstanding: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Jobs {
-    queued: VecDeque<Job>,
+    /// The turns that have not ended, in their order: of asynchronous calls and of groups.
+    turns: VecDeque<u64>,
+    turns_taken: u64,
+    /// The asynchronous calls that have not begun, by their turns.
+    queued: VecDeque<(u64, Job)>,
     has_worker: bool,
     closed: bool,
+}
+
+impl Jobs {
+    fn take_turn(&mut self, outstanding: &AtomicUsize) -> u64 {
+        self.turns_taken += 1;
+        self.turns.push_back(self.turns_taken);
+        outstanding.fetch_add(1, Ordering::AcqRel);
+        self.turns_taken
+    }
+
+    /// The next asynchronous call, if it is its turn.
+    fn next_job(&mut self) -> Option<(u64, Job)> {
+        let (turn, _) = self.queued.front()?;
+        if self.turns.front() == Some(turn) { self.queued.pop_front() } else { None }
+    }
 }
 
 impl Queue {
@@ -77,13 +100,14 @@ impl Queue {
         }
         let outcome = Arc::new(Outcome { slot: Mutex::new(None), set: Condvar::new() });
         let pending = Pending { outcome: Arc::clone(&outcome) };
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
-        jobs.queued.push_back(Box::new(move |core| {
+        let turn = jobs.take_turn(&self.outstanding);
+        let job: Job = Box::new(move |core| {
             let result = catch_unwind(AssertUnwindSafe(|| call(core, &mut buffer)));
             let result = result.unwrap_or_else(|_| Err(Error::Internal { what: "a call panicked".to_owned() }));
             *lock(&outcome.slot) = Some((buffer, result));
             outcome.set.notify_all();
-        }));
+        });
+        jobs.queued.push_back((turn, job));
         self.changed.notify_all();
         Ok(pending)
     }
@@ -93,21 +117,26 @@ impl Queue {
         presence::work_for_others();
         loop {
             let mut jobs = lock(&self.jobs);
-            let job = loop {
-                if let Some(job) = jobs.queued.pop_front() {
-                    break job;
+            let (turn, job) = loop {
+                if let Some(next) = jobs.next_job() {
+                    break next;
                 }
-                if jobs.closed {
+                if jobs.closed && jobs.queued.is_empty() {
                     return self.leave();
                 }
                 jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             };
             drop(jobs);
             job(&mut lock(&self.core));
-            let _jobs = lock(&self.jobs);
-            self.outstanding.fetch_sub(1, Ordering::AcqRel);
-            self.changed.notify_all();
+            self.end_turn(turn);
         }
+    }
+
+    fn end_turn(&self, turn: u64) {
+        let mut jobs = lock(&self.jobs);
+        jobs.turns.retain(|each| *each != turn);
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+        self.changed.notify_all();
     }
 
     /// Takes no more calls. Those that are queued go on to their end, and then the rank leaves; whoever drops a communicator
@@ -124,6 +153,45 @@ impl Queue {
     /// Says that the rank makes no more calls.
     fn leave(&self) {
         self.world.board.leave(self.rank);
+    }
+}
+
+/// A group's place in the order of a communicator's calls.
+pub(crate) struct Turn<'a> {
+    queue: &'a Queue,
+    number: u64,
+}
+
+impl<'a> Turn<'a> {
+    /// One turn of each of these communicators, all taken at once. They are different ones, in the order of their addresses, so
+    /// that two threads lock those that they share in the same order.
+    pub(crate) fn take(queues: &[&'a Queue]) -> Vec<Turn<'a>> {
+        debug_assert!(queues.is_sorted_by_key(|queue| std::ptr::from_ref(*queue)));
+        let mut locked: Vec<_> = queues.iter().map(|queue| lock(&queue.jobs)).collect();
+        let turns = queues.iter().zip(&mut locked);
+        turns.map(|(queue, jobs)| Turn { queue, number: jobs.take_turn(&queue.outstanding) }).collect()
+    }
+
+    /// The rank, if the turn has come and nobody is in a call of it.
+    pub(crate) fn begin(&self) -> Option<MutexGuard<'a, Core>> {
+        if lock(&self.queue.jobs).turns.front() != Some(&self.number) {
+            return None;
+        }
+        match self.queue.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    pub(crate) fn world(&self) -> &'a World {
+        &self.queue.world
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.queue.end_turn(self.number);
     }
 }
 

@@ -1,33 +1,36 @@
 //! Drives calls to their end: one rank's, or those of several ranks at once.
 
 use std::collections::VecDeque;
+use std::ops::DerefMut;
+use std::sync::MutexGuard;
 
 use crate::core::{Core, Polled, Request};
 use crate::device::cpu::{FloatMode, Waiter};
 use crate::error::{Error, Result};
 use crate::options::Overrides;
+use crate::pending::Turn;
 
 /// Closes the guards of a call that panics: peers may be touching its buffers, and unwinding gives those back. (Whether the
 /// thread is panicking does not tell: a call that is made while it unwinds may end well.)
-struct Lent<'a> {
-    core: &'a mut Core,
+struct Lent<C: DerefMut<Target = Core>> {
+    core: C,
     in_call: bool,
 }
 
-impl Lent<'_> {
-    fn give_up(&mut self, error: Error) -> Error {
-        let error = self.core.give_up(error);
-        self.in_call = false;
-        error
-    }
-}
-
-impl Drop for Lent<'_> {
+impl<C: DerefMut<Target = Core>> Drop for Lent<C> {
     fn drop(&mut self) {
         if self.in_call {
             let what = format!("rank {} panicked inside a call", self.core.rank);
             self.core.give_up(Error::Internal { what });
         }
+    }
+}
+
+impl<C: DerefMut<Target = Core>> Lent<C> {
+    fn give_up(&mut self, error: Error) -> Error {
+        let error = self.core.give_up(error);
+        self.in_call = false;
+        error
     }
 }
 
@@ -59,18 +62,23 @@ pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> 
 
 /// One rank's calls of a group, in the order in which they were issued.
 pub(crate) struct Lineup<'a> {
-    rank: Lent<'a>,
+    /// None until its turn has come.
+    rank: Option<Lent<MutexGuard<'a, Core>>>,
+    turn: Turn<'a>,
     requests: VecDeque<(Request, Overrides)>,
 }
 
 impl<'a> Lineup<'a> {
-    pub(crate) fn new(core: &'a mut Core, requests: VecDeque<(Request, Overrides)>) -> Lineup<'a> {
-        Lineup { rank: Lent { core, in_call: false }, requests }
+    pub(crate) fn new(turn: Turn<'a>, requests: VecDeque<(Request, Overrides)>) -> Lineup<'a> {
+        Lineup { rank: None, turn, requests }
     }
 
     /// Advances the current call, or begins the next one. `Done` when all of them are.
     fn poll(&mut self) -> Result<Polled> {
-        let rank = &mut self.rank;
+        if self.rank.is_none() {
+            self.rank = self.turn.begin().map(|core| Lent { core, in_call: false });
+        }
+        let Some(rank) = &mut self.rank else { return Ok(Polled::Waiting) };
         if rank.in_call {
             match rank.core.poll() {
                 Ok(Polled::Done) => rank.in_call = false,
@@ -85,22 +93,21 @@ impl<'a> Lineup<'a> {
     }
 
     fn look(&mut self, now: std::time::Instant) -> Result<()> {
-        let rank = &mut self.rank;
-        if !rank.in_call {
-            return Ok(());
+        match &mut self.rank {
+            Some(rank) if rank.in_call => rank.core.look(now).map_err(|error| rank.give_up(error)),
+            // Whoever still has the turn before watches deadlines of its own.
+            _ => Ok(()),
         }
-        rank.core.look(now).map_err(|error| rank.give_up(error))
     }
 }
 
 /// Runs the calls of several ranks, each rank's in their order, all ranks at once on this thread. A rank whose call fails
 /// leaves its later calls undone, while the others go on; the first error is returned when all have come to an end.
 pub(crate) fn run_together(mut lineups: Vec<Lineup<'_>>) -> Result<()> {
-    let Some(largest) = lineups.iter().map(|lineup| &*lineup.rank.core).max_by_key(|core| core.rank_count()) else {
-        return Ok(());
-    };
+    let worlds = lineups.iter().map(|lineup| lineup.turn.world());
+    let Some(largest) = worlds.max_by_key(|world| world.board.rank_count()) else { return Ok(()) };
     let _mode = FloatMode::standard();
-    let mut waiter = Waiter::new(largest.rank_count(), largest.world.processors);
+    let mut waiter = Waiter::new(largest.board.rank_count(), largest.processors);
     let mut first_error = None;
     while !lineups.is_empty() {
         let mut moved = false;

@@ -1,5 +1,7 @@
 //! Several calls in one launch.
 
+use std::time::Duration;
+
 use tutti::{Error, ErrorKind, Group, Reduction};
 
 use super::Make;
@@ -144,5 +146,67 @@ pub(crate) fn empty_groups_succeed(make: Make) {
             group.all_reduce_in_place(communicator, buffer, Reduction::Sum).unwrap();
         }
         group.run().unwrap();
+    });
+}
+
+pub(crate) fn a_group_goes_on_beside_calls_that_need_it(make: Make) {
+    within(SOON, move || {
+        // Either communicator may be the one whose call is under way, whatever order a group takes them in.
+        for busy in [0, 1] {
+            for asynchronous in [true, false] {
+                let communicators = make(2, options(|_| {})).unwrap();
+                let (busy, other) = (&communicators[busy], &communicators[1 - busy]);
+                std::thread::scope(|scope| {
+                    let pending = if asynchronous {
+                        Some(busy.all_reduce_async(vec![1.0_f32; 10], Reduction::Sum).unwrap())
+                    } else {
+                        scope.spawn(|| {
+                            let mut early = [1.0_f32; 10];
+                            busy.all_reduce_in_place(&mut early, Reduction::Sum).unwrap();
+                            assert_eq!(early, [3.0; 10]);
+                        });
+                        std::thread::sleep(Duration::from_millis(20));
+                        None
+                    };
+                    // The other rank's part of the call under way is in the group, before what the busy one has there.
+                    let (mut part, mut last) = ([2.0_f32; 10], [[1.0_f32], [4.0]]);
+                    let [one, two] = &mut last;
+                    let mut group = Group::new();
+                    group.all_reduce_in_place(busy, one, Reduction::Max).unwrap();
+                    group.all_reduce_in_place(other, &mut part, Reduction::Sum).unwrap();
+                    group.all_reduce_in_place(other, two, Reduction::Max).unwrap();
+                    group.run().unwrap();
+                    assert_eq!((part, last), ([3.0; 10], [[4.0], [4.0]]));
+                    if let Some(pending) = pending {
+                        assert_eq!(pending.wait().unwrap(), [3.0; 10]);
+                    }
+                });
+            }
+        }
+    });
+}
+
+pub(crate) fn groups_of_two_threads_do_not_mix(make: Make) {
+    within(SOON, move || {
+        let communicators = make(3, options(|_| {})).unwrap();
+        let communicators = &communicators;
+        std::thread::scope(|scope| {
+            for thread in [1.0_f32, 100.0] {
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let mut buffers = [[thread; 4]; 3];
+                        let mut group = Group::new();
+                        let order: [usize; 3] = std::array::from_fn(|nth| (nth + round) % 3);
+                        let mut places: Vec<_> = buffers.iter_mut().map(Some).collect();
+                        for rank in order {
+                            let buffer = places[rank].take().unwrap();
+                            group.all_reduce_in_place(&communicators[rank], buffer, Reduction::Sum).unwrap();
+                        }
+                        group.run().unwrap();
+                        assert_eq!(buffers, [[3.0 * thread; 4]; 3]);
+                    }
+                });
+            }
+        });
     });
 }

@@ -144,6 +144,8 @@ macro_rules! conformance {
                 a_mistake_is_reported_where_it_is_added
                 a_failure_in_one_communicator_leaves_the_others_finished
                 a_group_waits_for_asynchronous_calls_that_were_issued_before
+                a_group_goes_on_beside_calls_that_need_it
+                groups_of_two_threads_do_not_mix
                 empty_groups_succeed
             ];
             settings: [
