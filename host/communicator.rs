@@ -361,7 +361,7 @@ impl Communicator {
         lane.ok_or_else(|| Error::Internal { what: "a split by one colour left a rank out".to_owned() })
     }
 
-    /// Ends this communicator's calls from another thread.
+    /// Ends the calls of this communicator, and of those that were made from it, from another thread.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle { world: Arc::clone(&self.world), rank: self.rank }
     }
@@ -414,7 +414,7 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// Ends a communicator's calls from another thread.
+/// Ends the calls of a communicator, and of those that were made from it, from any thread.
 #[derive(Clone)]
 pub struct AbortHandle {
     world: Arc<World>,
@@ -422,9 +422,12 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Breaks the communicator for all its ranks: calls under way and later ones return [`Error::Aborted`] with this reason.
+    /// Breaks the communicator for all its ranks, and all that was made from it: its lanes, its parts, and theirs in turn. Calls
+    /// of any of them, under way or later, return [`Error::Aborted`] with this reason. What it was made from goes on.
+    ///
+    /// (This is for aborts only. A communicator that breaks in another way, or is dropped, leaves the others alone.)
     pub fn abort(&self, reason: impl Into<String>) {
-        self.world.board.fail(Error::Aborted { rank: self.rank, reason: reason.into() });
+        self.world.abort(&Error::Aborted { rank: self.rank, reason: reason.into() });
     }
 }
 

@@ -9,7 +9,7 @@
 //! never finished, and no later call could trust them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tutti_kernels::interpreter::Progress;
@@ -50,6 +50,10 @@ pub(crate) struct World {
     plans: PlanCache,
     /// Communicators being split off, until all their ranks have come for them: by sequence and colour.
     children: Mutex<HashMap<(u64, u32), Child>>,
+    /// The communicators that this one was split off from, the oldest first. Each lists this one among its descendants, so that
+    /// an abort reaches it even when those in between are gone.
+    ancestors: Vec<Weak<World>>,
+    descendants: Mutex<Descendants>,
 }
 
 /// A communicator being split off.
@@ -59,14 +63,22 @@ struct Child {
     taken: usize,
 }
 
+/// What has been split off from a communicator and its parts.
+#[derive(Default)]
+struct Descendants {
+    worlds: Vec<Weak<World>>,
+    /// Why the communicator was aborted, if it was: what is split off even so must be, too.
+    aborted: Option<Error>,
+}
+
 impl World {
     /// For ranks that are threads of this process.
     pub(crate) fn in_process(rank_count: usize, geometry: Geometry) -> Arc<World> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        World::new(rank_count, geometry, processors)
+        World::new(rank_count, geometry, processors, Vec::new())
     }
 
-    fn new(rank_count: usize, geometry: Geometry, processors: usize) -> Arc<World> {
+    fn new(rank_count: usize, geometry: Geometry, processors: usize, ancestors: Vec<Weak<World>>) -> Arc<World> {
         presence::watch_for_panics();
         Arc::new(World {
             board: Board::new(rank_count),
@@ -75,16 +87,51 @@ impl World {
             processors,
             plans: PlanCache::default(),
             children: Mutex::default(),
+            ancestors,
+            descendants: Mutex::default(),
         })
+    }
+
+    /// A new communicator that this one's aborts reach.
+    fn split_off(self: &Arc<World>, rank_count: usize) -> Arc<World> {
+        // Nobody can abort those that are gone.
+        let older = self.ancestors.iter().filter(|ancestor| ancestor.strong_count() > 0).cloned();
+        let ancestors = older.chain([Arc::downgrade(self)]).collect();
+        let world = World::new(rank_count, self.geometry, self.processors, ancestors);
+        // The oldest first: if it is aborted, and gone, before this one is on its list, then the next ones have heard of it.
+        for ancestor in world.ancestors.iter().filter_map(Weak::upgrade) {
+            let mut descendants = lock(&ancestor.descendants);
+            descendants.worlds.retain(|other| other.strong_count() > 0);
+            descendants.worlds.push(Arc::downgrade(&world));
+            if let Some(error) = &descendants.aborted {
+                world.note_abort(error);
+            }
+        }
+        world
+    }
+
+    /// Breaks the communicator and all that was made from it.
+    pub(crate) fn abort(&self, error: &Error) {
+        let (error, descendants) = self.note_abort(error);
+        for world in descendants.iter().filter_map(Weak::upgrade) {
+            world.note_abort(&error);
+        }
+    }
+
+    /// Breaks this communicator alone; why it was aborted first, and what an abort must reach besides.
+    fn note_abort(&self, error: &Error) -> (Error, Vec<Weak<World>>) {
+        self.board.fail(error.clone());
+        let mut descendants = lock(&self.descendants);
+        let error = descendants.aborted.get_or_insert_with(|| error.clone()).clone();
+        (error, descendants.worlds.clone())
     }
 
     /// The world that call `sequence` split off for `color`: the first of its `rank_count` ranks makes it, the last takes it
     /// out.
-    pub(crate) fn child(&self, sequence: u64, color: u32, rank_count: usize) -> Arc<World> {
+    pub(crate) fn child(self: &Arc<World>, sequence: u64, color: u32, rank_count: usize) -> Arc<World> {
         let mut children = lock(&self.children);
-        let child = children
-            .entry((sequence, color))
-            .or_insert_with(|| Child { world: World::new(rank_count, self.geometry, self.processors), taken: 0 });
+        let child =
+            children.entry((sequence, color)).or_insert_with(|| Child { world: self.split_off(rank_count), taken: 0 });
         child.taken += 1;
         let (world, taken) = (Arc::clone(&child.world), child.taken);
         if taken == rank_count {

@@ -92,10 +92,10 @@ pub enum Error {
         panicked: bool,
     },
 
-    /// Somebody aborted the communicator.
+    /// Somebody aborted the communicator, or one that it was made from.
     #[error("the communicator was aborted by rank {rank}: {reason}")]
     Aborted {
-        /// Whose handle it was.
+        /// Whose handle it was: the rank in the communicator that was aborted.
         rank: usize,
         /// What they said.
         reason: String,

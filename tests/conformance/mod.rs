@@ -125,6 +125,8 @@ macro_rules! conformance {
                 parts_of_parts_work_beside_their_parents
                 calls_on_lanes_overlap
                 a_broken_part_leaves_the_whole_usable
+                an_abort_reaches_lanes_and_parts
+                an_abort_reaches_parts_of_parts_that_are_gone
                 parts_inherit_settings
             ];
             asynchronous: [

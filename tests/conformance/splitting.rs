@@ -130,6 +130,60 @@ pub(crate) fn a_broken_part_leaves_the_whole_usable(make: Make) {
     });
 }
 
+pub(crate) fn an_abort_reaches_lanes_and_parts(make: Make) {
+    within(SOON, move || {
+        let expected = Error::Aborted { rank: 2, reason: "all of it".to_owned() };
+        // Before the calls begin, and while all ranks but the last are in them.
+        for delay_ms in [0, 30] {
+            let whole = make(4, options(|_| {})).unwrap();
+            let parts = each_on_a_thread(&whole, |whole| {
+                let half = whole.split(Some(whole.rank() as u32 / 2), 0).unwrap().unwrap();
+                let lane_of_half = half.lane().unwrap();
+                [whole.lane().unwrap(), half, lane_of_half]
+            });
+            let handle = whole[2].abort_handle();
+            std::thread::scope(|scope| {
+                for part in parts.iter().flatten().filter(|part| part.rank() + 1 < part.rank_count()) {
+                    scope.spawn(|| assert_eq!(part.barrier(), Err(expected.clone())));
+                }
+                std::thread::sleep(Duration::from_millis(delay_ms));
+                handle.abort("all of it");
+            });
+            for communicator in parts.iter().flatten().chain(&whole) {
+                assert_eq!(communicator.barrier(), Err(expected.clone()));
+            }
+        }
+    });
+}
+
+pub(crate) fn an_abort_reaches_parts_of_parts_that_are_gone(make: Make) {
+    within(SOON, move || {
+        let whole = make(2, options(|_| {})).unwrap();
+        let lanes = each_on_a_thread(&whole, |whole| {
+            let lane = whole.lane().unwrap().lane().unwrap().lane().unwrap();
+            // A communicator that has come to grief in another way still passes an abort on.
+            whole.all_reduce_in_place(&mut vec![1.0_f32; whole.rank() + 1], Reduction::Sum).unwrap_err();
+            lane
+        });
+        let expected = Error::Aborted { rank: 0, reason: "so be it".to_owned() };
+        each_on_a_thread(&lanes, |lane| lane.barrier().unwrap());
+        let handle = whole[0].abort_handle();
+        drop(whole);
+        handle.abort("so be it");
+        each_on_a_thread(&lanes, |lane| assert_eq!(lane.barrier(), Err(expected.clone())));
+        // Aborting a part of it leaves the whole alone.
+        let whole = make(2, options(|_| {})).unwrap();
+        let parts = each_on_a_thread(&whole, |whole| whole.lane().unwrap());
+        let parts_of_parts = each_on_a_thread(&parts, |part| part.lane().unwrap());
+        parts[1].abort_handle().abort("no more");
+        each_on_a_thread(&whole, |whole| assert_eq!(sum_of(whole, 1), 2));
+        for communicator in parts.iter().chain(&parts_of_parts) {
+            let expected = Error::Aborted { rank: 1, reason: "no more".to_owned() };
+            assert_eq!(communicator.barrier(), Err(expected));
+        }
+    });
+}
+
 pub(crate) fn parts_inherit_settings(make: Make) {
     within(SOON, move || {
         let options = options(|options| {
