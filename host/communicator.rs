@@ -1,18 +1,17 @@
-//! The public API, where everything meets.
+//! Communicators: making them, splitting them, ending them. The calls that move data are in `calls.rs`.
 
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
-use std::time::Duration;
 
-use crate::buffer::{Buffer, BufferMut};
-use crate::core::{Core, MemoryReport, Request, TimedStep, World};
-use crate::dtype::{DType, Reduction};
+use crate::calls::CallBuilder;
+use crate::core::{Core, MemoryReport, TimedStep, World};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
-use crate::pending::{Failed, Pending, Queue};
-use crate::plan::{Algorithm, Collective, MAX_RANK_COUNT, Plan};
+use crate::pending::Queue;
+use crate::plan::{Collective, MAX_RANK_COUNT, Plan};
 use crate::presence;
-use crate::request::{Asker, In, Out};
+use crate::request::Asker;
 use crate::run::run;
 
 /// `rank_count` communicators, one for each rank, whose ranks are threads of this process.
@@ -97,7 +96,7 @@ impl Communicator {
     }
 
     /// Where its calls wait for each other.
-    pub(crate) fn queue(&self) -> &Queue {
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
@@ -108,130 +107,7 @@ impl Communicator {
 
     /// A call with settings of its own: `communicator.call().algorithm(Algorithm::Ring).all_reduce(…)`.
     pub fn call(&self) -> CallBuilder<'_> {
-        CallBuilder { communicator: self, overrides: Overrides::default() }
-    }
-
-    /// Every rank's `output` becomes the reduction of all ranks' `input`; both have the same count on all ranks.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`]; so for all the calls below.
-    pub fn all_reduce<B: Buffer + ?Sized>(
-        &self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.call().all_reduce(input, output, reduction)
-    }
-
-    /// [`Communicator::all_reduce`] with one buffer for input and output.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_reduce_in_place(&self, buffer: &mut (impl BufferMut + ?Sized), reduction: Reduction) -> Result<()> {
-        self.call().all_reduce_in_place(buffer, reduction)
-    }
-
-    /// Rank `r`'s `output` becomes block `r` of the reduction of all ranks' `input`. The input holds one block of the output's
-    /// count for each rank.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce_scatter<B: Buffer + ?Sized>(
-        &self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.call().reduce_scatter(input, output, reduction)
-    }
-
-    /// [`Communicator::reduce_scatter`] where the result takes the place of this rank's own block, `buffer[rank × count ..]`;
-    /// the rest of the buffer stays as it was.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce_scatter_in_place(&self, buffer: &mut (impl BufferMut + ?Sized), reduction: Reduction) -> Result<()> {
-        self.call().reduce_scatter_in_place(buffer, reduction)
-    }
-
-    /// Every rank's `output` becomes all ranks' `input`, one after the other: it holds the input's count for each rank.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_gather<B: Buffer + ?Sized>(
-        &self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-    ) -> Result<()> {
-        self.call().all_gather(input, output)
-    }
-
-    /// [`Communicator::all_gather`] where this rank's input stands in the output already, at `buffer[rank × count ..]`.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_gather_in_place(&self, buffer: &mut (impl BufferMut + ?Sized)) -> Result<()> {
-        self.call().all_gather_in_place(buffer)
-    }
-
-    /// Every rank's `output` becomes the root's `input`. The other ranks' inputs are not read and may be empty.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn broadcast<B: Buffer + ?Sized>(
-        &self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        root: usize,
-    ) -> Result<()> {
-        self.call().broadcast(input, output, root)
-    }
-
-    /// [`Communicator::broadcast`] with one buffer for input and output.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn broadcast_in_place(&self, buffer: &mut (impl BufferMut + ?Sized), root: usize) -> Result<()> {
-        self.call().broadcast_in_place(buffer, root)
-    }
-
-    /// The root's `output` becomes the reduction of all ranks' `input`. The other ranks' outputs are not written and may be
-    /// empty.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce<B: Buffer + ?Sized>(
-        &self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<()> {
-        self.call().reduce(input, output, reduction, root)
-    }
-
-    /// [`Communicator::reduce`] with one buffer for input and output; it stays as it was on all ranks but the root.
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce_in_place(
-        &self,
-        buffer: &mut (impl BufferMut + ?Sized),
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<()> {
-        self.call().reduce_in_place(buffer, reduction, root)
+        CallBuilder::new(self)
     }
 
     /// Returns when every rank has come.
@@ -241,83 +117,6 @@ impl Communicator {
     /// See [`Error`].
     pub fn barrier(&self) -> Result<()> {
         self.call().barrier()
-    }
-
-    /// [`Communicator::all_reduce_in_place`] that returns at once and owns its buffer until it is waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`] gives the buffer back.
-    pub fn all_reduce_async<B>(&self, buffer: B, reduction: Reduction) -> Result<Pending<B>, Failed<B>>
-    where
-        B: BufferMut + Send + 'static,
-    {
-        self.submit(buffer, move |asker, buffer| asker.all_reduce_in_place(Out::of(buffer), reduction))
-    }
-
-    /// [`Communicator::reduce_scatter_in_place`] that returns at once and owns its buffer until it is waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`] gives the buffer back.
-    pub fn reduce_scatter_async<B>(&self, buffer: B, reduction: Reduction) -> Result<Pending<B>, Failed<B>>
-    where
-        B: BufferMut + Send + 'static,
-    {
-        self.submit(buffer, move |asker, buffer| asker.reduce_scatter_in_place(Out::of(buffer), reduction))
-    }
-
-    /// [`Communicator::all_gather_in_place`] that returns at once and owns its buffer until it is waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`] gives the buffer back.
-    pub fn all_gather_async<B>(&self, buffer: B) -> Result<Pending<B>, Failed<B>>
-    where
-        B: BufferMut + Send + 'static,
-    {
-        self.submit(buffer, |asker, buffer| asker.all_gather_in_place(Out::of(buffer)))
-    }
-
-    /// [`Communicator::broadcast_in_place`] that returns at once and owns its buffer until it is waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`] gives the buffer back.
-    pub fn broadcast_async<B>(&self, buffer: B, root: usize) -> Result<Pending<B>, Failed<B>>
-    where
-        B: BufferMut + Send + 'static,
-    {
-        self.submit(buffer, move |asker, buffer| asker.broadcast_in_place(Out::of(buffer), root))
-    }
-
-    /// [`Communicator::reduce_in_place`] that returns at once and owns its buffer until it is waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`Failed`] gives the buffer back.
-    pub fn reduce_async<B>(&self, buffer: B, reduction: Reduction, root: usize) -> Result<Pending<B>, Failed<B>>
-    where
-        B: BufferMut + Send + 'static,
-    {
-        self.submit(buffer, move |asker, buffer| asker.reduce_in_place(Out::of(buffer), reduction, root))
-    }
-
-    fn submit<B>(
-        &self,
-        mut buffer: B,
-        request: impl Fn(Asker, &mut B) -> Result<Request> + Send + 'static,
-    ) -> Result<Pending<B>, Failed<B>>
-    where
-        B: Send + 'static,
-    {
-        let asker = self.asker();
-        // What is wrong with the arguments is said here rather than later. The addresses are asked for again where the call
-        // runs: the buffer moves there first.
-        if let Err(error) = request(asker, &mut buffer) {
-            return Err(Failed { error, buffer });
-        }
-        self.queue.submit(buffer, move |core, buffer| run(core, &request(asker, buffer)?, &Overrides::default()))
     }
 
     /// Makes smaller communicators: ranks that pass the same colour come together in one, in the order of their keys (and of
@@ -434,166 +233,5 @@ impl AbortHandle {
 impl fmt::Debug for AbortHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AbortHandle").field("rank", &self.rank).finish_non_exhaustive()
-    }
-}
-
-/// A call with settings of its own; see [`Communicator::call`].
-#[derive(Clone, Copy, Debug)]
-#[must_use = "settings do nothing without a call"]
-pub struct CallBuilder<'a> {
-    communicator: &'a Communicator,
-    overrides: Overrides,
-}
-
-impl CallBuilder<'_> {
-    /// Uses this algorithm; the call fails where it does not offer the collective. All ranks need the same one.
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.overrides.algorithm = Some(algorithm);
-        self
-    }
-
-    /// Instead of [`Options::progress_timeout`].
-    pub fn progress_timeout(mut self, timeout: Duration) -> Self {
-        self.overrides.progress_timeout = Some(timeout);
-        self
-    }
-
-    /// Instead of [`Options::arrival_timeout`].
-    pub fn arrival_timeout(mut self, timeout: Duration) -> Self {
-        self.overrides.arrival_timeout = Some(timeout);
-        self
-    }
-
-    fn run(self, request: Result<Request>) -> Result<()> {
-        run(&mut self.communicator.in_turn(), &request?, &self.overrides)
-    }
-
-    /// See [`Communicator::all_reduce`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_reduce<B: Buffer + ?Sized>(
-        self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.run(self.communicator.asker().all_reduce(In::of(input), Out::of(output), reduction))
-    }
-
-    /// See [`Communicator::all_reduce_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_reduce_in_place(self, buffer: &mut (impl BufferMut + ?Sized), reduction: Reduction) -> Result<()> {
-        self.run(self.communicator.asker().all_reduce_in_place(Out::of(buffer), reduction))
-    }
-
-    /// See [`Communicator::reduce_scatter`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce_scatter<B: Buffer + ?Sized>(
-        self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.run(self.communicator.asker().reduce_scatter(In::of(input), Out::of(output), reduction))
-    }
-
-    /// See [`Communicator::reduce_scatter_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce_scatter_in_place(self, buffer: &mut (impl BufferMut + ?Sized), reduction: Reduction) -> Result<()> {
-        self.run(self.communicator.asker().reduce_scatter_in_place(Out::of(buffer), reduction))
-    }
-
-    /// See [`Communicator::all_gather`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_gather<B: Buffer + ?Sized>(
-        self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-    ) -> Result<()> {
-        self.run(self.communicator.asker().all_gather(In::of(input), Out::of(output)))
-    }
-
-    /// See [`Communicator::all_gather_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn all_gather_in_place(self, buffer: &mut (impl BufferMut + ?Sized)) -> Result<()> {
-        self.run(self.communicator.asker().all_gather_in_place(Out::of(buffer)))
-    }
-
-    /// See [`Communicator::broadcast`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn broadcast<B: Buffer + ?Sized>(
-        self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        root: usize,
-    ) -> Result<()> {
-        self.run(self.communicator.asker().broadcast(In::of(input), Out::of(output), root))
-    }
-
-    /// See [`Communicator::broadcast_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn broadcast_in_place(self, buffer: &mut (impl BufferMut + ?Sized), root: usize) -> Result<()> {
-        self.run(self.communicator.asker().broadcast_in_place(Out::of(buffer), root))
-    }
-
-    /// See [`Communicator::reduce`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce<B: Buffer + ?Sized>(
-        self,
-        input: &B,
-        output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<()> {
-        self.run(self.communicator.asker().reduce(In::of(input), Out::of(output), reduction, root))
-    }
-
-    /// See [`Communicator::reduce_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn reduce_in_place(
-        self,
-        buffer: &mut (impl BufferMut + ?Sized),
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<()> {
-        self.run(self.communicator.asker().reduce_in_place(Out::of(buffer), reduction, root))
-    }
-
-    /// See [`Communicator::barrier`].
-    ///
-    /// # Errors
-    ///
-    /// See [`Error`].
-    pub fn barrier(self) -> Result<()> {
-        self.run(Ok(self.communicator.asker().barrier()))
     }
 }

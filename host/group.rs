@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-use crate::buffer::{Buffer, BufferMut};
+use crate::calls::GroupCall;
 use crate::communicator::Communicator;
 use crate::core::Request;
-use crate::dtype::Reduction;
 use crate::error::Result;
 use crate::options::Overrides;
 use crate::pending::Turn;
-use crate::request::{In, Out};
 use crate::run::{Lineup, run_together};
 
 /// Several calls in one launch: of one communicator, or of several that one thread drives.
@@ -41,7 +40,7 @@ use crate::run::{Lineup, run_together};
 #[must_use = "a group does nothing until it is run"]
 #[derive(Default)]
 pub struct Group<'a> {
-    calls: Vec<(&'a Communicator, Request)>,
+    calls: Vec<(&'a Communicator, Request, Overrides)>,
     buffers: PhantomData<&'a mut [u8]>,
 }
 
@@ -61,119 +60,19 @@ impl<'a> Group<'a> {
         self.calls.is_empty()
     }
 
-    fn push(&mut self, communicator: &'a Communicator, request: Result<Request>) -> Result<()> {
-        self.calls.push((communicator, request?));
-        Ok(())
+    /// A call of `communicator` with settings of its own, which is added to the group:
+    /// `group.call(&communicator).algorithm(Algorithm::Ring).all_reduce(…)?`.
+    pub fn call<'group>(&'group mut self, communicator: &'a Communicator) -> GroupCall<'group, 'a> {
+        GroupCall::new(self, communicator)
     }
 
-    /// Adds [`Communicator::all_reduce`].
-    pub fn all_reduce<B: Buffer + ?Sized>(
-        &mut self,
-        communicator: &'a Communicator,
-        input: &'a B,
-        output: &'a mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().all_reduce(In::of(input), Out::of(output), reduction))
-    }
-
-    /// Adds [`Communicator::all_reduce_in_place`].
-    pub fn all_reduce_in_place(
-        &mut self,
-        communicator: &'a Communicator,
-        buffer: &'a mut (impl BufferMut + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().all_reduce_in_place(Out::of(buffer), reduction))
-    }
-
-    /// Adds [`Communicator::reduce_scatter`].
-    pub fn reduce_scatter<B: Buffer + ?Sized>(
-        &mut self,
-        communicator: &'a Communicator,
-        input: &'a B,
-        output: &'a mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().reduce_scatter(In::of(input), Out::of(output), reduction))
-    }
-
-    /// Adds [`Communicator::reduce_scatter_in_place`].
-    pub fn reduce_scatter_in_place(
-        &mut self,
-        communicator: &'a Communicator,
-        buffer: &'a mut (impl BufferMut + ?Sized),
-        reduction: Reduction,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().reduce_scatter_in_place(Out::of(buffer), reduction))
-    }
-
-    /// Adds [`Communicator::all_gather`].
-    pub fn all_gather<B: Buffer + ?Sized>(
-        &mut self,
-        communicator: &'a Communicator,
-        input: &'a B,
-        output: &'a mut (impl BufferMut<Element = B::Element> + ?Sized),
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().all_gather(In::of(input), Out::of(output)))
-    }
-
-    /// Adds [`Communicator::all_gather_in_place`].
-    pub fn all_gather_in_place(
-        &mut self,
-        communicator: &'a Communicator,
-        buffer: &'a mut (impl BufferMut + ?Sized),
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().all_gather_in_place(Out::of(buffer)))
-    }
-
-    /// Adds [`Communicator::broadcast`].
-    pub fn broadcast<B: Buffer + ?Sized>(
-        &mut self,
-        communicator: &'a Communicator,
-        input: &'a B,
-        output: &'a mut (impl BufferMut<Element = B::Element> + ?Sized),
-        root: usize,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().broadcast(In::of(input), Out::of(output), root))
-    }
-
-    /// Adds [`Communicator::broadcast_in_place`].
-    pub fn broadcast_in_place(
-        &mut self,
-        communicator: &'a Communicator,
-        buffer: &'a mut (impl BufferMut + ?Sized),
-        root: usize,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().broadcast_in_place(Out::of(buffer), root))
-    }
-
-    /// Adds [`Communicator::reduce`].
-    pub fn reduce<B: Buffer + ?Sized>(
-        &mut self,
-        communicator: &'a Communicator,
-        input: &'a B,
-        output: &'a mut (impl BufferMut<Element = B::Element> + ?Sized),
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().reduce(In::of(input), Out::of(output), reduction, root))
-    }
-
-    /// Adds [`Communicator::reduce_in_place`].
-    pub fn reduce_in_place(
-        &mut self,
-        communicator: &'a Communicator,
-        buffer: &'a mut (impl BufferMut + ?Sized),
-        reduction: Reduction,
-        root: usize,
-    ) -> Result<()> {
-        self.push(communicator, communicator.asker().reduce_in_place(Out::of(buffer), reduction, root))
+    pub(crate) fn push(&mut self, communicator: &'a Communicator, request: Request, overrides: Overrides) {
+        self.calls.push((communicator, request, overrides));
     }
 
     /// Adds [`Communicator::barrier`].
     pub fn barrier(&mut self, communicator: &'a Communicator) {
-        self.calls.push((communicator, communicator.asker().barrier()));
+        self.push(communicator, communicator.asker().barrier(), Overrides::default());
     }
 
     /// Runs the calls to their end.
@@ -184,15 +83,15 @@ impl<'a> Group<'a> {
     /// communicators have made theirs.
     pub fn run(self) -> Result<()> {
         let mut ranks: Vec<(&Communicator, VecDeque<(Request, Overrides)>)> = Vec::new();
-        for (communicator, request) in self.calls {
-            let request = (request, Overrides::default());
+        for (communicator, request, overrides) in self.calls {
+            let request = (request, overrides);
             match ranks.iter_mut().find(|(one, _)| std::ptr::eq(*one, communicator)) {
                 Some((_, requests)) => requests.push_back(request),
                 None => ranks.push((communicator, VecDeque::from([request]))),
             }
         }
-        ranks.sort_by_key(|(communicator, _)| std::ptr::from_ref(communicator.queue()));
-        let queues: Vec<_> = ranks.iter().map(|(communicator, _)| communicator.queue()).collect();
+        ranks.sort_by_key(|(communicator, _)| Arc::as_ptr(communicator.queue()));
+        let queues: Vec<_> = ranks.iter().map(|(communicator, _)| &**communicator.queue()).collect();
         let lineups =
             Turn::take(&queues).into_iter().zip(ranks).map(|(turn, (_, requests))| Lineup::new(turn, requests));
         run_together(lineups.collect())

@@ -28,6 +28,7 @@ pub mod ptx;
 
 mod board;
 mod buffer;
+mod calls;
 mod communicator;
 mod core;
 mod device;
@@ -45,7 +46,8 @@ mod sync;
 mod transport;
 
 pub use buffer::{Buffer, BufferMut};
-pub use communicator::{AbortHandle, CallBuilder, Communicator, local, local_with};
+pub use calls::{CallBuilder, GroupCall};
+pub use communicator::{AbortHandle, Communicator, local, local_with};
 pub use core::{MemoryReport, TimedStep};
 pub use dtype::{DType, Element, Reduction};
 pub use error::{Error, ErrorKind, LateRank, RankCall, Result};

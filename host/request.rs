@@ -5,7 +5,7 @@ use crate::core::Request;
 use crate::dtype::{DType, Element, Reduction};
 use crate::error::{Error, Result};
 use crate::fingerprint::Purpose;
-use crate::plan::{Collective, Rank};
+use crate::plan::{Algorithm, Collective, PlanError, Rank};
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,20 @@ fn request(collective: Collective, reduction: Option<Reduction>, count: usize, i
         count: count as u64,
         input: input.address,
         output: output.address,
+    }
+}
+
+impl Request {
+    /// That the algorithm, if one is asked for, offers the collective.
+    pub(crate) fn check_algorithm(&self, algorithm: Option<Algorithm>) -> Result<()> {
+        let collective = self.collective;
+        match algorithm.filter(|algorithm| !algorithm.offers(collective)) {
+            None => Ok(()),
+            Some(algorithm) => {
+                let source = PlanError::NotOffered { algorithm, collective };
+                Err(Error::Plan { call: collective.name(), source })
+            }
+        }
     }
 }
 

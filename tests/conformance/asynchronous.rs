@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use half::bf16;
-use tutti::{Error, ErrorKind, Reduction};
+use tutti::{Algorithm, Error, ErrorKind, Reduction};
 
 use super::Make;
 use super::ranks::{SOON, on_threads, options, within};
@@ -149,5 +149,18 @@ pub(crate) fn any_owned_buffer_can_be_lent(make: Make) {
             assert_eq!(calls.1.wait().unwrap(), [1.0, 2.0]);
             assert_eq!(calls.2.wait().unwrap(), []);
         });
+    });
+}
+
+pub(crate) fn an_asynchronous_call_has_settings_of_its_own(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let call = communicators[0].call().arrival_timeout(Duration::from_millis(50)).algorithm(Algorithm::Chain);
+        let failed = call.broadcast_async(vec![1.0_f32], 1).unwrap().wait().unwrap_err();
+        assert!(matches!(failed.error, Error::Late { .. }), "{}", failed.error);
+        assert!(failed.error.to_string().contains("by chain"), "{}", failed.error);
+        let call = communicators[1].call().algorithm(Algorithm::Ring);
+        let failed = call.broadcast_async(vec![7.0_f32], 1).unwrap_err();
+        assert_eq!((failed.error.kind(), failed.buffer), (ErrorKind::Caller, vec![7.0]));
     });
 }

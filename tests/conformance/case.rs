@@ -11,7 +11,7 @@ use super::ranks::{each_on_a_thread, mix};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Case {
     pub(crate) collective: Collective,
-    /// For this call; the communicator's choice if there is none. (A group always leaves it to the communicator.)
+    /// For this call; the communicator's choice if there is none.
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) dtype: DType,
     pub(crate) reduction: Reduction,
@@ -90,6 +90,31 @@ impl Case {
     }
 }
 
+/// Makes a call of some [`Buffers`], given what calls have settings of their own: a communicator's, or a group's.
+macro_rules! make {
+    ($buffers:expr, $call:expr, $case:expr) => {{
+        let (root, reduction) = ($case.root(), $case.reduction);
+        let mut call = $call;
+        if let Some(algorithm) = $case.algorithm {
+            call = call.algorithm(algorithm);
+        }
+        let output = $buffers.output.slice_mut();
+        match (&$buffers.input, $case.collective) {
+            (None, Collective::AllReduce) => call.all_reduce_in_place(output, reduction),
+            (None, Collective::ReduceScatter) => call.reduce_scatter_in_place(output, reduction),
+            (None, Collective::AllGather) => call.all_gather_in_place(output),
+            (None, Collective::Broadcast { .. }) => call.broadcast_in_place(output, root),
+            (None, Collective::Reduce { .. }) => call.reduce_in_place(output, reduction, root),
+            (Some(input), Collective::AllReduce) => call.all_reduce(input.slice(), output, reduction),
+            (Some(input), Collective::ReduceScatter) => call.reduce_scatter(input.slice(), output, reduction),
+            (Some(input), Collective::AllGather) => call.all_gather(input.slice(), output),
+            (Some(input), Collective::Broadcast { .. }) => call.broadcast(input.slice(), output, root),
+            (Some(input), Collective::Reduce { .. }) => call.reduce(input.slice(), output, reduction, root),
+            (_, Collective::Barrier) => call.barrier(),
+        }
+    }};
+}
+
 /// One rank's buffers of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffers<T> {
@@ -146,31 +171,7 @@ impl<T: Number> Buffers<T> {
 
     /// Makes the call.
     pub(crate) fn call(&mut self, communicator: &Communicator, case: &Case) -> tutti::Result<()> {
-        let mut call = communicator.call();
-        if let Some(algorithm) = case.algorithm {
-            call = call.algorithm(algorithm);
-        }
-        let (root, reduction) = (case.root(), case.reduction);
-        let output = self.output.slice_mut();
-        let Some(input) = &self.input else {
-            return match case.collective {
-                Collective::AllReduce => call.all_reduce_in_place(output, reduction),
-                Collective::ReduceScatter => call.reduce_scatter_in_place(output, reduction),
-                Collective::AllGather => call.all_gather_in_place(output),
-                Collective::Broadcast { .. } => call.broadcast_in_place(output, root),
-                Collective::Reduce { .. } => call.reduce_in_place(output, reduction, root),
-                Collective::Barrier => call.barrier(),
-            };
-        };
-        let input = input.slice();
-        match case.collective {
-            Collective::AllReduce => call.all_reduce(input, output, reduction),
-            Collective::ReduceScatter => call.reduce_scatter(input, output, reduction),
-            Collective::AllGather => call.all_gather(input, output),
-            Collective::Broadcast { .. } => call.broadcast(input, output, root),
-            Collective::Reduce { .. } => call.reduce(input, output, reduction, root),
-            Collective::Barrier => call.barrier(),
-        }
+        make!(self, communicator.call(), case)
     }
 
     /// Adds the call to a group.
@@ -180,33 +181,7 @@ impl<T: Number> Buffers<T> {
         communicator: &'a Communicator,
         case: &Case,
     ) -> tutti::Result<()> {
-        let (root, reduction) = (case.root(), case.reduction);
-        let output = self.output.slice_mut();
-        let Some(input) = &self.input else {
-            return match case.collective {
-                Collective::AllReduce => group.all_reduce_in_place(communicator, output, reduction),
-                Collective::ReduceScatter => group.reduce_scatter_in_place(communicator, output, reduction),
-                Collective::AllGather => group.all_gather_in_place(communicator, output),
-                Collective::Broadcast { .. } => group.broadcast_in_place(communicator, output, root),
-                Collective::Reduce { .. } => group.reduce_in_place(communicator, output, reduction, root),
-                Collective::Barrier => {
-                    group.barrier(communicator);
-                    Ok(())
-                }
-            };
-        };
-        let input = input.slice();
-        match case.collective {
-            Collective::AllReduce => group.all_reduce(communicator, input, output, reduction),
-            Collective::ReduceScatter => group.reduce_scatter(communicator, input, output, reduction),
-            Collective::AllGather => group.all_gather(communicator, input, output),
-            Collective::Broadcast { .. } => group.broadcast(communicator, input, output, root),
-            Collective::Reduce { .. } => group.reduce(communicator, input, output, reduction, root),
-            Collective::Barrier => {
-                group.barrier(communicator);
-                Ok(())
-            }
-        }
+        make!(self, group.call(communicator), case)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tutti::{Error, ErrorKind, Group, Reduction};
+use tutti::{Algorithm, Error, ErrorKind, Group, Reduction};
 
 use super::Make;
 use super::ranks::{SOON, on_threads, options, within};
@@ -208,5 +208,51 @@ pub(crate) fn groups_of_two_threads_do_not_mix(make: Make) {
                 });
             }
         });
+    });
+}
+
+pub(crate) fn a_call_of_a_group_has_settings_of_its_own(make: Make) {
+    within(SOON, move || {
+        // One that must not wait, between two that may.
+        let communicators = make(2, options(|_| {})).unwrap();
+        let mut buffers = [[1.0_f32; 3]; 3];
+        let [first, second, third] = &mut buffers;
+        let mut group = Group::new();
+        let one = &communicators[0];
+        group.call(one).algorithm(Algorithm::Ring).all_reduce_in_place(first, Reduction::Sum).unwrap();
+        group.call(one).arrival_timeout(Duration::from_millis(50)).broadcast_in_place(second, 1).unwrap();
+        group.all_reduce_in_place(one, third, Reduction::Sum).unwrap();
+        let error = std::thread::scope(|scope| {
+            // Another algorithm would be a mismatch.
+            scope.spawn(|| {
+                let call = communicators[1].call().algorithm(Algorithm::Ring);
+                call.all_reduce_in_place(&mut [2.0_f32; 3], Reduction::Sum).unwrap();
+            });
+            group.run().expect_err("rank 1 makes one call only")
+        });
+        let Error::Late { sequence: 2, late, .. } = &error else { panic!("{error}") };
+        assert_eq!((late.len(), late[0].rank, late[0].last_sequence), (1, 1, 1));
+        assert_eq!(buffers, [[3.0; 3], [1.0; 3], [1.0; 3]]);
+        // What an algorithm does not offer is said where it is added.
+        let communicators = make(2, options(|_| {})).unwrap();
+        let [first, second, third] = &mut buffers;
+        let mut group = Group::new();
+        let errors = [
+            group.call(&communicators[0]).algorithm(Algorithm::Ring).broadcast_in_place(first, 0).unwrap_err(),
+            group.call(&communicators[0]).algorithm(Algorithm::Ring).barrier().unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error, Error::Plan { .. }), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Caller);
+        }
+        assert!(group.is_empty());
+        // Both kinds of calls go together.
+        for (communicator, buffer) in communicators.iter().zip([second, third]) {
+            group.barrier(communicator);
+            let call = group.call(communicator).algorithm(Algorithm::Tree).progress_timeout(SOON);
+            call.reduce_in_place(buffer, Reduction::Sum, 1).unwrap();
+        }
+        group.run().unwrap();
+        assert_eq!(buffers, [[3.0; 3], [1.0; 3], [2.0; 3]]);
     });
 }

@@ -138,6 +138,7 @@ macro_rules! conformance {
                 asynchronous_calls_go_on_when_their_communicator_is_dropped
                 dropping_all_ranks_with_a_call_under_way_ends_it
                 any_owned_buffer_can_be_lent
+                an_asynchronous_call_has_settings_of_its_own
             ];
             groups: [
                 a_group_looks_like_its_calls_one_after_the_other
@@ -148,6 +149,7 @@ macro_rules! conformance {
                 a_group_waits_for_asynchronous_calls_that_were_issued_before
                 a_group_goes_on_beside_calls_that_need_it
                 groups_of_two_threads_do_not_mix
+                a_call_of_a_group_has_settings_of_its_own
                 empty_groups_succeed
             ];
             settings: [
