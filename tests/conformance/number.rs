@@ -46,77 +46,54 @@ pub(crate) trait Number: tutti::Element + Default {
     }
 }
 
-impl Number for f32 {
-    const PRECISION: i32 = 24;
-    const EXPONENT_MIN: i32 = -149;
-    const LARGEST_BITS: u32 = 0x7f7f_ffff;
-    const INFINITY_BITS: u32 = 0x7f80_0000;
-    const SIGN_BIT: u32 = 0x8000_0000;
+/// A format, and how Rust goes from its bits to its value and back.
+macro_rules! number {
+    (
+        $type:ty, precision: $precision:literal, exponent_min: $exponent_min:literal,
+        bits: $bits:ty { largest: $largest:literal, infinity: $infinity:literal, sign: $sign:literal },
+        value: $value:expr, exact: $exact:expr
+    ) => {
+        impl Number for $type {
+            const PRECISION: i32 = $precision;
+            const EXPONENT_MIN: i32 = $exponent_min;
+            const LARGEST_BITS: u32 = $largest;
+            const INFINITY_BITS: u32 = $infinity;
+            const SIGN_BIT: u32 = $sign;
 
-    fn from_bits(bits: u32) -> f32 {
-        f32::from_bits(bits)
-    }
+            fn from_bits(bits: u32) -> $type {
+                <$type>::from_bits(bits as $bits)
+            }
 
-    fn bits(self) -> u32 {
-        self.to_bits()
-    }
+            fn bits(self) -> u32 {
+                u32::from(self.to_bits())
+            }
 
-    fn value(self) -> f64 {
-        f64::from(self)
-    }
+            fn value(self) -> f64 {
+                $value(self)
+            }
 
-    fn exact(value: f64) -> f32 {
-        value as f32
-    }
+            fn exact(value: f64) -> $type {
+                $exact(value)
+            }
+        }
+    };
 }
 
-impl Number for f16 {
-    const PRECISION: i32 = 11;
-    const EXPONENT_MIN: i32 = -24;
-    const LARGEST_BITS: u32 = 0x7bff;
-    const INFINITY_BITS: u32 = 0x7c00;
-    const SIGN_BIT: u32 = 0x8000;
-
-    fn from_bits(bits: u32) -> f16 {
-        f16::from_bits(bits as u16)
-    }
-
-    fn bits(self) -> u32 {
-        u32::from(self.to_bits())
-    }
-
-    fn value(self) -> f64 {
-        self.to_f64()
-    }
-
-    fn exact(value: f64) -> f16 {
-        f16::from_f64(value)
-    }
-}
-
-impl Number for bf16 {
-    const PRECISION: i32 = 8;
-    const EXPONENT_MIN: i32 = -133;
-    const LARGEST_BITS: u32 = 0x7f7f;
-    const INFINITY_BITS: u32 = 0x7f80;
-    const SIGN_BIT: u32 = 0x8000;
-
-    fn from_bits(bits: u32) -> bf16 {
-        bf16::from_bits(bits as u16)
-    }
-
-    fn bits(self) -> u32 {
-        u32::from(self.to_bits())
-    }
-
-    fn value(self) -> f64 {
-        self.to_f64()
-    }
-
-    fn exact(value: f64) -> bf16 {
-        bf16::from_f64(value)
-    }
-}
+number!(
+    f32, precision: 24, exponent_min: -149,
+    bits: u32 { largest: 0x7f7f_ffff, infinity: 0x7f80_0000, sign: 0x8000_0000 },
+    value: f64::from, exact: |value| value as f32
+);
+number!(
+    f16, precision: 11, exponent_min: -24,
+    bits: u16 { largest: 0x7bff, infinity: 0x7c00, sign: 0x8000 },
+    value: f16::to_f64, exact: f16::from_f64
+);
+number!(
+    bf16, precision: 8, exponent_min: -133,
+    bits: u16 { largest: 0x7f7f, infinity: 0x7f80, sign: 0x8000 },
+    value: bf16::to_f64, exact: bf16::from_f64
+);
 
 /// `value` rounded to a format of `precision` bits whose smallest number is 2^`exponent_min` and whose largest is `largest`.
 fn nearest(value: f64, precision: i32, exponent_min: i32, largest: f64) -> f64 {

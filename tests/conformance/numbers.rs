@@ -28,9 +28,33 @@ fn each_algorithm(
     }
 }
 
+/// A call of each collective that reduces, by each algorithm, with each type, reduction and count.
+fn each_reducing_case(
+    make: Make,
+    rank_counts: impl IntoIterator<Item = usize>,
+    counts: &[usize],
+    f: impl Fn(&[Communicator], &Case),
+) {
+    for rank_count in rank_counts {
+        for collective in reducing(rank_count) {
+            each_algorithm(make, rank_count, collective, |algorithm, communicators| {
+                for dtype in DType::ALL {
+                    for reduction in Reduction::ALL {
+                        for count in counts {
+                            let case = Case::new(collective, *dtype, *reduction, *count);
+                            f(communicators, &Case { algorithm: Some(algorithm), ..case });
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
 pub(crate) fn a_nan_at_any_rank_is_a_nan_everywhere(make: Make) {
     fn check<T: Number>(communicators: &[Communicator], case: &Case) {
         let rank_count = communicators.len();
+        let case = &Case { in_place: case.count as u64 >> 3, ..*case };
         for nan_rank in 0..rank_count {
             let mut inputs = case.inputs::<T>(rank_count);
             let count = inputs[nan_rank].len();
@@ -44,24 +68,9 @@ pub(crate) fn a_nan_at_any_rank_is_a_nan_everywhere(make: Make) {
         }
     }
     within(LATER, move || {
-        for rank_count in 1..=9 {
-            for collective in reducing(rank_count) {
-                each_algorithm(make, rank_count, collective, |algorithm, communicators| {
-                    for dtype in DType::ALL {
-                        for reduction in Reduction::ALL {
-                            for count in [1, 300] {
-                                let case = Case {
-                                    algorithm: Some(algorithm),
-                                    in_place: count as u64 >> 3,
-                                    ..Case::new(collective, *dtype, *reduction, count)
-                                };
-                                for_dtype!(*dtype, check, communicators, &case);
-                            }
-                        }
-                    }
-                });
-            }
-        }
+        each_reducing_case(make, 1..=9, &[1, 300], |communicators, case| {
+            for_dtype!(case.dtype, check, communicators, case);
+        });
     });
 }
 
@@ -200,19 +209,9 @@ pub(crate) fn minus_zero_is_less_than_plus_zero(make: Make) {
         call_with(communicators, &case, Drive::Group, &inputs);
     }
     within(LATER, move || {
-        for rank_count in [1, 2, 3, 5] {
-            for collective in reducing(rank_count) {
-                each_algorithm(make, rank_count, collective, |algorithm, communicators| {
-                    for dtype in DType::ALL {
-                        for reduction in Reduction::ALL {
-                            let case =
-                                Case { algorithm: Some(algorithm), ..Case::new(collective, *dtype, *reduction, 0) };
-                            for_dtype!(*dtype, check, communicators, &case);
-                        }
-                    }
-                });
-            }
-        }
+        each_reducing_case(make, [1, 2, 3, 5], &[0], |communicators, case| {
+            for_dtype!(case.dtype, check, communicators, case);
+        });
     });
 }
 
@@ -226,19 +225,9 @@ pub(crate) fn infinities_and_their_differences_are_what_ieee_says(make: Make) {
         call_with(communicators, case, Drive::Group, &inputs);
     }
     within(LATER, move || {
-        for rank_count in [2, 3, 4, 7] {
-            for collective in reducing(rank_count) {
-                each_algorithm(make, rank_count, collective, |algorithm, communicators| {
-                    for dtype in DType::ALL {
-                        for reduction in Reduction::ALL {
-                            let case =
-                                Case { algorithm: Some(algorithm), ..Case::new(collective, *dtype, *reduction, 500) };
-                            for_dtype!(*dtype, check, communicators, &case);
-                        }
-                    }
-                });
-            }
-        }
+        each_reducing_case(make, [2, 3, 4, 7], &[500], |communicators, case| {
+            for_dtype!(case.dtype, check, communicators, case);
+        });
     });
 }
 
