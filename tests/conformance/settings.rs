@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tutti::plan::MAX_RANK_COUNT;
 use tutti::{
     AbortHandle, Algorithm, Collective, Communicator, DType, Error, ErrorKind, Failed, MemoryReport, Options, Pending,
     Rank, Reduction,
@@ -19,9 +20,12 @@ pub(crate) fn settings_out_of_range_are_errors_that_say_the_range(make: Make) {
             let Error::Argument { what, expected, came, .. } = &error else { panic!("{error}") };
             assert_eq!((*what, came.as_str()), (what_is, came_is));
             assert!(error.to_string().contains(expected.as_str()), "{error}");
+            error
         };
         wrong(0, Options::default(), "rank_count", "0");
-        wrong(1025, Options::default(), "rank_count", "1025");
+        let more = (MAX_RANK_COUNT + 1).to_string();
+        let error = wrong(MAX_RANK_COUNT + 1, Options::default(), "rank_count", &more);
+        assert_eq!(error.to_string(), format!("local: rank_count: expected from 1 to {MAX_RANK_COUNT}, came {more}"));
         wrong(usize::MAX, Options::default(), "rank_count", &usize::MAX.to_string());
         for slots in [0, 1, 3, 6, 1 << 17, u32::MAX] {
             wrong(2, with_slots(1024, slots), "slots", &slots.to_string());
@@ -32,7 +36,7 @@ pub(crate) fn settings_out_of_range_are_errors_that_say_the_range(make: Make) {
         for (slot_bytes, slots) in [(64, 2), (1 << 30, 4), (64, 1 << 16)] {
             make(2, with_slots(slot_bytes, slots)).unwrap();
         }
-        assert_eq!(make(1024, Options::default()).unwrap().len(), 1024);
+        assert_eq!(make(MAX_RANK_COUNT, Options::default()).unwrap().len(), MAX_RANK_COUNT);
         let defaults = Options::default();
         assert_eq!(defaults.progress_timeout, Duration::from_secs(30));
         assert_eq!(defaults.arrival_timeout, Duration::from_secs(600));
