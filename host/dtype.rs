@@ -73,6 +73,12 @@ named!(
         Max = "max",
         /// The average: each source times 2^−k, k = ⌈log2 N⌉, and the final sum times 2^k / N, so that an average that
         /// can be represented never overflows on the way.
+        ///
+        /// The price is paid next to zero. Let η be the smallest positive number of the element type (2^−149 for f32, 2^−24
+        /// for f16, 2^−133 for bf16). A source whose last bit is worth less than 2^k η may lose up to k bits when it is
+        /// scaled; together these losses move the average by at most 2^k η / 2, beside its last rounding, and averages of the
+        /// very smallest numbers come out as zero. (Plans that reduce everything in one step do so in f32, and
+        /// 16-bit types lose nothing by the scaling.) Of all other sources the scaling is exact.
         Avg = "avg",
     }
 );

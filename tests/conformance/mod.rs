@@ -70,6 +70,7 @@ macro_rules! conformance {
                 infinities_and_their_differences_are_what_ieee_says
                 sums_of_f16_overflow_to_infinity
                 averages_of_the_largest_numbers_do_not_overflow
+                averages_next_to_zero_lose_no_more_than_is_documented
                 subnormals_are_kept_whatever_mode_the_calling_thread_is_in
                 direct_and_one_shot_reduce_in_rank_order_and_round_once
             ];

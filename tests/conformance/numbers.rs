@@ -362,6 +362,36 @@ pub(crate) fn subnormals_are_kept_whatever_mode_the_calling_thread_is_in(make: M
     });
 }
 
+pub(crate) fn averages_next_to_zero_lose_no_more_than_is_documented(make: Make) {
+    fn check<T: Number>(communicators: &[Communicator], algorithm: Algorithm) {
+        let rank_count = communicators.len();
+        let case = Case::new(Collective::AllReduce, T::DTYPE, Reduction::Avg, 1000);
+        let case = Case { algorithm: Some(algorithm), ..case };
+        let mut random = Random(rank_count as u64);
+        let mut tiny = || T::from_bits(random.below(40) as u32 | if random.below(2) == 0 { T::SIGN_BIT } else { 0 });
+        let inputs: Vec<Vec<T>> = (0..rank_count).map(|_| (0..case.count).map(|_| tiny()).collect()).collect();
+        let all = make_call(communicators, &case, Drive::Group, &inputs).unwrap();
+        let scaling = if matches!(algorithm, Algorithm::Direct | Algorithm::OneShot) && T::DTYPE != DType::F32 {
+            0.0
+        } else {
+            rank_count.next_power_of_two() as f64 * T::smallest() / 2.0
+        };
+        for (index, came) in all[0].output().iter().enumerate() {
+            let exact = inputs.iter().map(|input| input[index].value()).sum::<f64>() / rank_count as f64;
+            let rounding = T::smallest() * 0.5001;
+            let off = (came.value() - exact).abs();
+            assert!(off <= scaling + rounding, "{case:?}: element {index}: {off:e} from {exact:e}");
+        }
+    }
+    within(SOON, move || {
+        for rank_count in 2..=9 {
+            each_algorithm(make, rank_count, Collective::AllReduce, |algorithm, communicators| {
+                DType::ALL.iter().for_each(|dtype| for_dtype!(*dtype, check, communicators, algorithm));
+            });
+        }
+    });
+}
+
 pub(crate) fn direct_and_one_shot_reduce_in_rank_order_and_round_once(make: Make) {
     fn check<T: Number>(communicators: &[Communicator], case: &Case) {
         let inputs = case.inputs::<T>(communicators.len());
