@@ -245,23 +245,25 @@ impl Board {
 
     /// The error of a blocked rank that sees somebody do something else, or gone.
     pub(crate) fn disagreement(&self, rank: usize, mine: &Fingerprint) -> Option<Error> {
+        let differs = |(peer, lines): (usize, &Lines)| {
+            // A peer that has yet to come may have differed before; fingerprints depend on all calls so far.
+            let sequence = lines.sequence.load(Ordering::Acquire).min(mine.sequence);
+            let theirs = self.fingerprint(peer, sequence)?;
+            let mine = if sequence == mine.sequence { *mine } else { self.fingerprint(rank, sequence)? };
+            (theirs != mine).then(|| self.mismatch(rank, &mine, peer, &theirs))
+        };
         // A rank that has left may be this one: it panics while its worker is in a call that may never end by itself.
-        for (peer, lines) in self.ranks.iter().enumerate() {
-            if let Some(theirs) = self.fingerprint(peer, mine.sequence)
-                && theirs != *mine
-            {
-                return Some(self.mismatch(rank, mine, peer, &theirs));
-            }
-            if lines.is_gone() && lines.finished.load(Ordering::Acquire) < mine.sequence {
-                return Some(Error::Left {
-                    sequence: mine.sequence,
-                    call: RankCall { rank, call: describe(mine) },
-                    rank: peer,
-                    panicked: lines.panicked.load(Ordering::Relaxed) || lines.fate() == Some(Fate::Died),
-                });
-            }
-        }
-        None
+        let is_gone = |(peer, lines): (usize, &Lines)| {
+            (lines.is_gone() && lines.finished.load(Ordering::Acquire) < mine.sequence).then(|| Error::Left {
+                sequence: mine.sequence,
+                call: RankCall { rank, call: describe(mine) },
+                rank: peer,
+                panicked: lines.panicked.load(Ordering::Relaxed) || lines.fate() == Some(Fate::Died),
+            })
+        };
+        // Who disagrees and then leaves has disagreed.
+        let ranks = || self.ranks.iter().enumerate();
+        ranks().find_map(differs).or_else(|| ranks().find_map(is_gone))
     }
 
     /// The error of a rank that is done with a call, if it can see already that somebody else's is another one.

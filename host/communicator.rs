@@ -147,6 +147,8 @@ impl Communicator {
             return Err(Error::Internal { what: format!("rank {} is not among those of its colour", self.rank) });
         };
         let world = self.world.child(core.sequence(), color, members.len());
+        // Until somebody else calls, the part is this thread's.
+        presence::drive(&world, rank);
         Ok(Some(Communicator::new(&world, rank, core.options.clone())))
     }
 

@@ -5,7 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use tutti::{Collective, Communicator, Error, ErrorKind, LateRank, Options, Reduction};
+use tutti::{Algorithm, Collective, Communicator, Error, ErrorKind, LateRank, Options, Reduction};
 
 use super::Make;
 use super::ranks::{SOON, each_on_a_thread, on_threads, options, within};
@@ -219,6 +219,41 @@ pub(crate) fn a_rank_whose_thread_has_panicked_and_lives_on_gets_the_shorter_dea
             let error = error.expect("rank 1 does not come");
             assert_eq!(late_ranks(&error), [LateRank { thread_panicked: true, ..absent(1, calls) }]);
             assert!(error.to_string().contains("and its thread has panicked"), "{error}");
+        }
+    });
+}
+
+pub(crate) fn a_root_waits_in_its_second_call_for_those_that_have_not_come_to_the_first(make: Make) {
+    within(SOON, move || {
+        for algorithm in [Algorithm::Tree, Algorithm::Chain] {
+            let broadcast = |communicator: &Communicator| {
+                communicator.call().algorithm(algorithm).broadcast_in_place(&mut [1.0_f32], 0)
+            };
+            let mut communicators = make(3, arrival_timeout(SHORT)).unwrap();
+            broadcast(&communicators[0]).unwrap();
+            broadcast(&communicators[1]).unwrap();
+            let error = broadcast(&communicators[0]).unwrap_err();
+            assert_eq!(late_ranks(&error), [absent(2, 0)], "{error}");
+            let Error::Late { sequence: 2, .. } = error else { panic!("{error}") };
+            // Gone is gone, and aborted is aborted, there too.
+            for aborts in [false, true] {
+                communicators = make(3, options(|_| {})).unwrap();
+                let handle = communicators[1].abort_handle();
+                let absent = communicators.pop().unwrap();
+                broadcast(&communicators[0]).unwrap();
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        std::thread::sleep(SHORT / 10);
+                        if aborts {
+                            handle.abort("enough");
+                        }
+                        drop(absent);
+                    });
+                    let error = broadcast(&communicators[0]).unwrap_err();
+                    assert_eq!(matches!(error, Error::Aborted { .. }), aborts, "{error}");
+                    assert_eq!(matches!(error, Error::Left { rank: 2, .. }), !aborts, "{error}");
+                });
+            }
         }
     });
 }

@@ -97,6 +97,7 @@ macro_rules! conformance {
                 a_rank_whose_calls_come_from_short_lived_threads_is_waited_for
                 a_late_rank_whose_thread_has_ended_is_named_so
                 a_rank_whose_thread_has_panicked_and_lives_on_gets_the_shorter_deadline
+                a_root_waits_in_its_second_call_for_those_that_have_not_come_to_the_first
                 deadlines_of_zero_and_of_forever_are_deadlines
             ];
             breaking: [
