@@ -41,6 +41,8 @@ struct Jobs {
     queued: VecDeque<(u64, Job)>,
     has_worker: bool,
     closed: bool,
+    /// Threads that wait for a change. To wake nobody costs a call of the system too.
+    waiting: usize,
 }
 
 impl Jobs {
@@ -75,10 +77,25 @@ impl Queue {
         if self.outstanding.load(Ordering::Acquire) != 0 {
             let mut jobs = lock(&self.jobs);
             while self.outstanding.load(Ordering::Acquire) != 0 {
-                jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                jobs = self.wait(jobs);
             }
         }
         lock(&self.core)
+    }
+
+    /// Waits for a change.
+    fn wait<'a>(&self, mut jobs: MutexGuard<'a, Jobs>) -> MutexGuard<'a, Jobs> {
+        jobs.waiting += 1;
+        let mut jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        jobs.waiting -= 1;
+        jobs
+    }
+
+    /// Says that something has changed.
+    fn wake(&self, jobs: &Jobs) {
+        if jobs.waiting != 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Queues `call`, which leaves `buffer` as the call left it.
@@ -108,7 +125,7 @@ impl Queue {
             outcome.set.notify_all();
         });
         jobs.queued.push_back((turn, job));
-        self.changed.notify_all();
+        self.wake(&jobs);
         Ok(pending)
     }
 
@@ -124,7 +141,7 @@ impl Queue {
                 if jobs.closed && jobs.queued.is_empty() {
                     return self.leave();
                 }
-                jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                jobs = self.wait(jobs);
             };
             drop(jobs);
             job(&mut lock(&self.core));
@@ -136,7 +153,7 @@ impl Queue {
         let mut jobs = lock(&self.jobs);
         jobs.turns.retain(|each| *each != turn);
         self.outstanding.fetch_sub(1, Ordering::AcqRel);
-        self.changed.notify_all();
+        self.wake(&jobs);
     }
 
     /// Takes no more calls. Those that are queued go on to their end, and then the rank leaves; whoever drops a communicator
@@ -144,7 +161,7 @@ impl Queue {
     pub(crate) fn close(&self) {
         let mut jobs = lock(&self.jobs);
         jobs.closed = true;
-        self.changed.notify_all();
+        self.wake(&jobs);
         if !jobs.has_worker {
             self.leave();
         }
