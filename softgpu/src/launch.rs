@@ -1,0 +1,695 @@
+//! The machine: memory, workers, launches.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
+
+use crate::execute::access::{note_load, note_store};
+use crate::execute::{Block, End, Launched, Outcome, Registry, StopReason};
+use crate::fault::{Fault, FaultKind, Index3};
+use crate::memory::{Memory, MemoryError, MemoryKind, PAGE_BYTES, pieces};
+use crate::module::{Constant, Module, Strength};
+use crate::race::{Access, BlockClock, Clock, HOST, Scope};
+use crate::types::{Lanes, WARP_THREADS};
+
+/// Threads that a block may have.
+const BLOCK_THREADS_MAX: u64 = 1024;
+
+/// Shared memory that a block may have: what the largest devices offer.
+const SHARED_BYTES_MAX: u32 = 227 * 1024;
+
+/// Devices that there may be; the race detector numbers them in a byte.
+const DEVICES_MAX: u32 = 250;
+
+/// How a kernel is launched.
+#[derive(Clone, Debug)]
+pub struct LaunchOptions {
+    /// Blocks.
+    pub grid: Index3,
+    /// Threads of a block.
+    pub block: Index3,
+    /// Shared memory that the launch adds to what the kernel declares, in bytes.
+    pub dynamic_shared_bytes: u32,
+    /// The kernel's parameters, laid out as [`Module::parameters`] says; see [`Arguments`].
+    pub arguments: Vec<u8>,
+    /// Whether races are looked for.
+    pub races: bool,
+    /// Whether reads of bytes that nobody wrote are looked for.
+    pub uninitialised: bool,
+    /// Whether votes, shuffles and matches of a warp order memory among their lanes. CUDA's documentation says that they do not;
+    /// only `bar.warp.sync` does.
+    pub votes_order_memory: bool,
+    /// Other devices whose own memory may be touched; `None` for all.
+    pub peers: Option<Vec<u32>>,
+    /// Thread instructions after which the launch is ended.
+    pub instructions_max: u64,
+    /// Time after which the launch is ended.
+    pub deadline: Option<Duration>,
+    /// Blocks that are in progress at once; those that wait for each other must all be.
+    pub resident_blocks_max: u32,
+    /// Faults that are kept.
+    pub faults_max: usize,
+    /// What else comes before the launch, besides what the launching thread did.
+    pub after: Vec<Moment>,
+}
+
+impl Default for LaunchOptions {
+    fn default() -> LaunchOptions {
+        LaunchOptions {
+            grid: 1.into(),
+            block: 32.into(),
+            dynamic_shared_bytes: 0,
+            arguments: Vec::new(),
+            races: true,
+            uninitialised: true,
+            votes_order_memory: false,
+            peers: None,
+            instructions_max: u64::MAX / 2,
+            deadline: Some(Duration::from_secs(60)),
+            resident_blocks_max: 256,
+            faults_max: 32,
+            after: Vec::new(),
+        }
+    }
+}
+
+/// The bytes of a kernel's parameters, each aligned to its size.
+#[derive(Clone, Debug, Default)]
+pub struct Arguments(Vec<u8>);
+
+impl Arguments {
+    /// No parameters yet.
+    pub fn new() -> Arguments {
+        Arguments::default()
+    }
+
+    /// The next parameter, as its bytes.
+    #[must_use]
+    pub fn bytes<const N: usize>(mut self, bytes: [u8; N]) -> Arguments {
+        self.0.resize(self.0.len().next_multiple_of(N.max(1)), 0);
+        self.0.extend(bytes);
+        self
+    }
+
+    /// The next parameter.
+    #[must_use]
+    pub fn u64(self, value: u64) -> Arguments {
+        self.bytes(value.to_le_bytes())
+    }
+
+    /// The next parameter.
+    #[must_use]
+    pub fn u32(self, value: u32) -> Arguments {
+        self.bytes(value.to_le_bytes())
+    }
+
+    /// The next parameter.
+    #[must_use]
+    pub fn f32(self, value: f32) -> Arguments {
+        self.bytes(value.to_le_bytes())
+    }
+
+    /// All of them.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Why a launch did not begin, or did not end well.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The kernel broke rules.
+    #[error("{}", list(.faults, *.dropped))]
+    Faults {
+        /// What it did, each rule and line once, in the order in which it was seen.
+        faults: Vec<Fault>,
+        /// Further ones that were not kept.
+        dropped: u64,
+    },
+    /// It was told to end.
+    #[error("the launch of {kernel} was aborted")]
+    Aborted {
+        /// Which kernel.
+        kernel: String,
+    },
+    /// It took too long.
+    #[error("the launch of {kernel} was ended by its deadline")]
+    Deadline {
+        /// Which kernel.
+        kernel: String,
+    },
+    /// It executed too many instructions.
+    #[error("the launch of {kernel} was ended after {instructions} thread instructions")]
+    Budget {
+        /// Which kernel.
+        kernel: String,
+        /// How many it executed.
+        instructions: u64,
+    },
+}
+
+fn list(faults: &[Fault], dropped: u64) -> String {
+    let mut lines: Vec<String> = faults.iter().map(Fault::to_string).collect();
+    if dropped > 0 {
+        lines.push(format!("and {dropped} more"));
+    }
+    lines.join("\n")
+}
+
+/// What a launch that ended well came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Statistics {
+    /// Instructions, counted once for each thread that executed them.
+    pub thread_instructions: u64,
+    /// Instructions, counted once for each group of lanes that executed them together.
+    pub warp_instructions: u64,
+    /// Blocks that ran.
+    pub blocks: u64,
+}
+
+/// A point in the order of events, for launches and host threads that come after it.
+#[derive(Clone, Debug)]
+pub struct Moment(Arc<Clock>);
+
+/// A module whose variables have addresses on a device.
+#[derive(Clone, Debug)]
+pub struct LoadedModule {
+    module: Arc<Module>,
+    device: u32,
+    addresses: Vec<u64>,
+    first_sites: Vec<u32>,
+}
+
+impl LoadedModule {
+    /// The module.
+    pub fn module(&self) -> &Arc<Module> {
+        &self.module
+    }
+
+    /// The address and size in bytes of a variable in global or constant memory.
+    pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
+        let at = self.module.variables.iter().position(|variable| variable.name == name)?;
+        Some((self.addresses[at], self.module.variables[at].size))
+    }
+}
+
+/// Devices in software: one memory, workers that execute blocks. Clones are the same machine.
+#[derive(Clone)]
+pub struct Machine(Arc<Inner>);
+
+struct Inner {
+    memory: Arc<Memory>,
+    registry: Arc<Registry>,
+    hosts: Mutex<HashMap<ThreadId, BlockClock>>,
+    launches: AtomicU64,
+    queue: Arc<Queue>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        {
+            // Under the lock, so that no worker looks before and sleeps after.
+            let _tasks = lock(&self.queue.tasks);
+            self.queue.closed.store(true, Ordering::Release);
+        }
+        self.queue.changed.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has said so on the standard error.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Machine {
+        Machine::new()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Machine {
+    /// A machine with as many workers as this computer has cores.
+    pub fn new() -> Machine {
+        Machine::with_workers(std::thread::available_parallelism().map_or(1, |count| count.get()))
+    }
+
+    /// A machine with that many workers.
+    pub fn with_workers(count: usize) -> Machine {
+        let queue = Arc::new(Queue::default());
+        let worker = |_| {
+            let queue = queue.clone();
+            std::thread::Builder::new().name("softgpu".to_owned()).spawn(move || queue.work())
+        };
+        let workers: Vec<JoinHandle<()>> = (0..count.max(1)).filter_map(|index| worker(index).ok()).collect();
+        Machine(Arc::new(Inner {
+            memory: Arc::default(),
+            registry: Arc::default(),
+            hosts: Mutex::default(),
+            launches: AtomicU64::new(0),
+            queue,
+            workers,
+        }))
+    }
+
+    /// Allocates memory of a device (or pinned memory of the host); its bytes count as not written.
+    ///
+    /// # Errors
+    /// The system has no more.
+    pub fn allocate(&self, bytes: u64, kind: MemoryKind, device: u32) -> Result<u64, MemoryError> {
+        self.0.memory.allocate(bytes, kind, device)
+    }
+
+    /// Makes memory of the host usable by kernels, at its own address.
+    ///
+    /// # Errors
+    /// It is empty or overlaps what is known already.
+    ///
+    /// # Safety
+    /// The memory stays valid for reads and writes until [`Machine::free`] has been called for it and no launch that may touch it
+    /// is running any more; while one is running, whoever else touches it does so with atomics.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(&self, base: *mut u8, bytes: u64) -> Result<(), MemoryError> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.0.memory.register(base, bytes) }
+    }
+
+    /// Frees an allocation, a registration or a multicast group. A kernel that still uses it is at fault.
+    ///
+    /// # Errors
+    /// Nothing begins at that address.
+    pub fn free(&self, address: u64) -> Result<(), MemoryError> {
+        self.0.memory.free(address)
+    }
+
+    /// A multicast group: `multimem` instructions at the address that this answers reach the same offset of every member.
+    ///
+    /// # Errors
+    /// A member is not `bytes` bytes of one allocation, or the system has no memory.
+    pub fn multicast(&self, bytes: u64, members: &[u64]) -> Result<u64, MemoryError> {
+        for &member in members {
+            self.0.memory.find_range(member, bytes)?;
+        }
+        let address = self.0.memory.allocate(bytes, MemoryKind::Multicast, 0)?;
+        let group = self.0.memory.find_range(address, bytes)?;
+        *group.members.write().unwrap_or_else(PoisonError::into_inner) = members.to_vec();
+        Ok(address)
+    }
+
+    /// Kind and owning device of the allocation in which an address lies, its start and its bytes.
+    pub fn allocation(&self, address: u64) -> Option<(MemoryKind, u32, u64, u64)> {
+        self.0.memory.find(address).map(|found| (found.kind, found.device, found.base, found.bytes))
+    }
+
+    /// This thread's clock, with what it needs.
+    fn with_host<T>(&self, body: impl FnOnce(&mut BlockClock) -> T) -> T {
+        let mut hosts = lock(&self.0.hosts);
+        let clock = hosts.entry(std::thread::current().id()).or_insert_with(|| {
+            let block = self.0.registry.add_blocks(1.into(), 1.into(), 0);
+            BlockClock::new(block, HOST, 1, Arc::default())
+        });
+        body(clock)
+    }
+
+    /// Notes an access by this thread, as of now; answers the fault if it races.
+    fn host_access(&self, address: u64, bytes: u32, is_write: bool, strength: Strength, also: impl FnOnce()) -> Result<(), MemoryError> {
+        let allocation = self.0.memory.find_range(address, bytes.into())?;
+        let conflict = self.with_host(|clock| {
+            let mut page = lock(allocation.page(address));
+            let strong = if strength == Strength::Weak { None } else { Some(Scope::System) };
+            let access = Access { block: clock.block, time: clock.time, site: 0, thread: 0, device: HOST, bytes: bytes as u8, strong };
+            let note = if is_write { note_store } else { note_load };
+            let conflict = note(&mut page, clock, (address % PAGE_BYTES) as usize, bytes, 1, access, strength);
+            also();
+            conflict
+        });
+        match conflict {
+            None => Ok(()),
+            Some((other, writes)) => {
+                let place = crate::Place { kernel: None, line: 0, device: 0, block: Index3::default(), thread: Index3::default() };
+                let detail = format!(
+                    "{} of {bytes} bytes that a thread {}",
+                    if is_write { "store" } else { "load" },
+                    if writes { "writes" } else { "reads" }
+                );
+                let other = Some(self.0.registry.place(&other));
+                Err(MemoryError::Race(Box::new(Fault { kind: FaultKind::Race, place, address: Some(address), detail, other })))
+            }
+        }
+    }
+
+    /// Copies bytes to memory, as this host thread.
+    ///
+    /// # Errors
+    /// The range is not inside one allocation, or a kernel that nothing orders with this thread uses it.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        let allocation = self.0.memory.find_range(address, bytes.len() as u64)?;
+        let mut result = Ok(());
+        pieces(address, bytes.len() as u64, |at, width| {
+            if result.is_ok() {
+                let from = (at - address) as usize;
+                let mut value = [0; 8];
+                value[..width as usize].copy_from_slice(&bytes[from..from + width as usize]);
+                result = self.host_access(at, width, true, Strength::Weak, || {
+                    allocation.mark_written(at, width);
+                    allocation.store(at, width, u64::from_le_bytes(value));
+                });
+            }
+        });
+        result
+    }
+
+    /// Copies bytes from memory, as this host thread; whether anybody wrote them is not asked.
+    ///
+    /// # Errors
+    /// As for [`Machine::write`].
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let allocation = self.0.memory.find_range(address, bytes.len() as u64)?;
+        let mut result = Ok(());
+        pieces(address, bytes.len() as u64, |at, width| {
+            if result.is_ok() {
+                let mut value = 0;
+                result = self.host_access(at, width, false, Strength::Weak, || value = allocation.load(at, width));
+                let from = (at - address) as usize;
+                bytes[from..from + width as usize].copy_from_slice(&value.to_le_bytes()[..width as usize]);
+            }
+        });
+        result
+    }
+
+    /// Stores a flag of 1, 2, 4 or 8 bytes with release semantics at system scope, as this host thread.
+    ///
+    /// # Errors
+    /// As for [`Machine::write`].
+    pub fn store_release(&self, address: u64, bytes: u32, value: u64) -> Result<(), MemoryError> {
+        let allocation = self.0.memory.find_range(address, bytes.into())?;
+        self.host_access(address, bytes, true, Strength::Ordered(Scope::System), || {
+            allocation.mark_written(address, bytes);
+            allocation.store(address, bytes, value);
+        })
+    }
+
+    /// Loads a flag of 1, 2, 4 or 8 bytes with acquire semantics at system scope, as this host thread.
+    ///
+    /// # Errors
+    /// As for [`Machine::write`].
+    pub fn load_acquire(&self, address: u64, bytes: u32) -> Result<u64, MemoryError> {
+        let allocation = self.0.memory.find_range(address, bytes.into())?;
+        let mut value = 0;
+        self.host_access(address, bytes, false, Strength::Ordered(Scope::System), || value = allocation.load(address, bytes))?;
+        Ok(value)
+    }
+
+    /// Marks bytes that were written behind the machine's back (through a pointer) as written.
+    ///
+    /// # Errors
+    /// The range is not inside one allocation.
+    pub fn mark_written(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
+        let allocation = self.0.memory.find_range(address, bytes)?;
+        pieces(address, bytes, |at, width| allocation.mark_written(at, width));
+        Ok(())
+    }
+
+    /// All that this host thread has done and knows.
+    pub fn now(&self) -> Moment {
+        Moment(self.with_host(BlockClock::hand_over))
+    }
+
+    /// From here on, this host thread comes after that moment.
+    pub fn join(&self, moment: &Moment) {
+        self.with_host(|clock| clock.learn_clock(&moment.0));
+    }
+
+    /// Gives a module's variables addresses on a device.
+    ///
+    /// # Errors
+    /// The system has no memory for them.
+    pub fn load(&self, module: &Arc<Module>, device: u32) -> Result<LoadedModule, MemoryError> {
+        let mut addresses = Vec::new();
+        for variable in &module.variables {
+            addresses.push(self.allocate(variable.size, MemoryKind::Device, device)?);
+        }
+        for (variable, &address) in module.variables.iter().zip(&addresses) {
+            if !variable.initialised || variable.size == 0 {
+                continue;
+            }
+            let mut bytes = variable.bytes.clone();
+            bytes.resize(variable.size as usize, 0);
+            for &(at, which, offset) in &variable.addresses {
+                let target = addresses[which].wrapping_add(offset as u64);
+                bytes[at as usize..at as usize + 8].copy_from_slice(&target.to_le_bytes());
+            }
+            // No clock is asked: whoever can know the module comes after its loading.
+            let allocation = self.0.memory.find_range(address, variable.size)?;
+            pieces(address, variable.size, |at, width| {
+                let from = (at - address) as usize;
+                let mut value = [0; 8];
+                value[..width as usize].copy_from_slice(&bytes[from..from + width as usize]);
+                allocation.mark_written(at, width);
+                allocation.store(at, width, u64::from_le_bytes(value));
+            });
+        }
+        let first_sites = module.kernels.iter().map(|kernel| self.0.registry.add_kernel(kernel)).collect();
+        Ok(LoadedModule { module: module.clone(), device, addresses, first_sites })
+    }
+
+    /// Begins a launch. It comes after all that this host thread has done and knows, and after [`LaunchOptions::after`].
+    ///
+    /// # Errors
+    /// [`LaunchError::Invalid`]: no such kernel, or a configuration that no device takes.
+    pub fn launch(&self, module: &LoadedModule, kernel: &str, options: LaunchOptions) -> Result<Running, LaunchError> {
+        let invalid = |text: String| Err(LaunchError::Invalid(text));
+        let Some(at) = module.module.kernels.iter().position(|candidate| &*candidate.name == kernel) else {
+            let names: Vec<&str> = module.module.kernel_names().collect();
+            return invalid(format!("expected a kernel of the module ({}), found {kernel}", names.join(", ")));
+        };
+        let decoded = module.module.kernels[at].clone();
+        let (grid, block) = (options.grid, options.block);
+        let threads = block.volume();
+        if threads == 0 || threads > BLOCK_THREADS_MAX || grid.volume() == 0 || grid.volume() > 1 << 24 {
+            return invalid(format!("expected 1 to {BLOCK_THREADS_MAX} threads and 1 to 2^24 blocks, found blocks {grid} of threads {block}"));
+        }
+        if decoded.required_threads.is_some_and(|required| Index3::from(required) != block)
+            || decoded.threads_max.is_some_and(|most| threads > most)
+        {
+            return invalid(format!("expected a block as {kernel} declares it, found {block}"));
+        }
+        if options.arguments.len() != decoded.parameter_bytes as usize {
+            return invalid(format!("expected {} argument bytes for {kernel}, found {}", decoded.parameter_bytes, options.arguments.len()));
+        }
+        if module.device >= DEVICES_MAX {
+            return invalid(format!("expected a device below {DEVICES_MAX}, found {}", module.device));
+        }
+        let static_shared_bytes = decoded.shared_bytes.next_multiple_of(16);
+        let shared_bytes = static_shared_bytes.saturating_add(options.dynamic_shared_bytes);
+        if shared_bytes > SHARED_BYTES_MAX {
+            return invalid(format!("expected at most {SHARED_BYTES_MAX} bytes of shared memory, found {shared_bytes}"));
+        }
+        let constants: Vec<Lanes> = decoded
+            .constants
+            .iter()
+            .map(|constant| {
+                let value = match *constant {
+                    Constant::Value(value) => value,
+                    Constant::Variable(which, offset) => module.addresses[which].wrapping_add(offset as u64),
+                    Constant::DynamicShared => static_shared_bytes.into(),
+                };
+                [value; WARP_THREADS]
+            })
+            .collect();
+        let mut clock = self.with_host(BlockClock::hand_over);
+        for moment in &options.after {
+            Arc::make_mut(&mut clock).join(&moment.0);
+        }
+        let tickets = grid.volume().min(u64::from(options.resident_blocks_max.max(1))) as usize;
+        let launched = Arc::new(Launched {
+            first_site: module.first_sites[at],
+            kernel: decoded,
+            constants: Arc::new(constants),
+            parameters: options.arguments,
+            grid,
+            block,
+            shared_bytes: if options.dynamic_shared_bytes == 0 && static_shared_bytes == 0 { 0 } else { shared_bytes },
+            dynamic_shared_bytes: options.dynamic_shared_bytes,
+            device: module.device,
+            races: options.races,
+            uninitialised: options.uninitialised,
+            votes_order_memory: options.votes_order_memory,
+            reachable: options.peers.map(HashSet::from_iter),
+            budget: options.instructions_max,
+            deadline: options.deadline.map(|deadline| Instant::now() + deadline),
+            faults_max: options.faults_max,
+            memory: self.0.memory.clone(),
+            number: self.0.launches.fetch_add(1, Ordering::Relaxed),
+            first_block: self.0.registry.add_blocks(grid, block, module.device),
+            registry: self.0.registry.clone(),
+            clock,
+            next_block: AtomicU64::new(0),
+            tickets: AtomicUsize::new(tickets),
+            stopped: AtomicBool::new(false),
+            instructions: AtomicU64::new(0),
+            warp_instructions: AtomicU64::new(0),
+            end: Mutex::new(End::default()),
+            ended: Condvar::new(),
+        });
+        self.0.queue.add((0..tickets).map(|_| Task::Start(launched.clone())));
+        Ok(Running { machine: self.clone(), launched })
+    }
+
+    /// Launches and waits.
+    ///
+    /// # Errors
+    /// As for [`Machine::launch`] and [`Running::wait`].
+    pub fn run(&self, module: &LoadedModule, kernel: &str, options: LaunchOptions) -> Result<Statistics, LaunchError> {
+        self.launch(module, kernel, options)?.wait()
+    }
+}
+
+/// A launch in progress. Dropped without [`Running::wait`], it is aborted.
+pub struct Running {
+    machine: Machine,
+    launched: Arc<Launched>,
+}
+
+impl Running {
+    /// Ends the launch soon.
+    pub fn abort(&self) {
+        self.launched.stop(StopReason::Aborted);
+    }
+
+    /// Whether it is over.
+    pub fn is_finished(&self) -> bool {
+        self.launched.is_over()
+    }
+
+    fn wait_for_end(&self) {
+        let mut end = lock(&self.launched.end);
+        while !end.finished {
+            end = self.launched.ended.wait(end).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits for the end, and answers the moment of it, without making this host thread come after it.
+    pub fn finished(&self) -> Moment {
+        self.wait_for_end();
+        let mut clock = (*self.launched.clock).clone();
+        clock.join(&lock(&self.launched.end).clock);
+        let first = self.launched.first_block;
+        clock.know_ended(first, first + self.launched.grid.volume() as u32);
+        Moment(Arc::new(clock))
+    }
+
+    /// Waits for the end. This host thread comes after it from then on.
+    ///
+    /// # Errors
+    /// The kernel broke a rule, or the launch was ended before its time.
+    pub fn wait(self) -> Result<Statistics, LaunchError> {
+        let moment = self.finished();
+        self.machine.join(&moment);
+        let mut end = lock(&self.launched.end);
+        let kernel = self.launched.kernel.name.to_string();
+        let instructions = self.launched.instructions.load(Ordering::Relaxed);
+        if !end.faults.is_empty() {
+            return Err(LaunchError::Faults { faults: std::mem::take(&mut end.faults), dropped: end.faults_dropped });
+        }
+        match end.reason {
+            None => Ok(Statistics {
+                thread_instructions: instructions,
+                warp_instructions: self.launched.warp_instructions.load(Ordering::Relaxed),
+                blocks: self.launched.grid.volume(),
+            }),
+            Some(StopReason::Deadline) => Err(LaunchError::Deadline { kernel }),
+            Some(StopReason::Budget) => Err(LaunchError::Budget { kernel, instructions }),
+            Some(StopReason::Aborted | StopReason::Fault) => Err(LaunchError::Aborted { kernel }),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.launched.is_over() {
+            self.abort();
+            self.wait_for_end();
+        }
+    }
+}
+
+/// What a worker takes from the queue.
+enum Task {
+    /// Begin the launch's next block.
+    Start(Arc<Launched>),
+    /// Go on with a block, not before then.
+    Continue(Box<Block>, Option<Instant>),
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: Mutex<VecDeque<Task>>,
+    changed: Condvar,
+    closed: AtomicBool,
+}
+
+impl Queue {
+    fn add(&self, tasks: impl Iterator<Item = Task>) {
+        lock(&self.tasks).extend(tasks);
+        self.changed.notify_all();
+    }
+
+    /// The next task that is due; `None` when the machine goes away.
+    fn next(&self) -> Option<Task> {
+        let mut tasks = lock(&self.tasks);
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return None;
+            }
+            let now = Instant::now();
+            let due = tasks.iter().position(|task| match task {
+                Task::Start(_) => true,
+                Task::Continue(block, wake) => wake.is_none_or(|wake| wake <= now) || block.launched().is_stopped(),
+            });
+            match due {
+                Some(at) => return tasks.remove(at),
+                None if tasks.is_empty() => tasks = self.changed.wait(tasks).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    let wakes = tasks.iter().filter_map(|task| match task {
+                        Task::Start(_) => None,
+                        Task::Continue(_, wake) => *wake,
+                    });
+                    let pause = wakes.min().map_or(Duration::ZERO, |wake| wake.saturating_duration_since(now));
+                    tasks = self.changed.wait_timeout(tasks, pause).unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    fn work(&self) {
+        while let Some(task) = self.next() {
+            let mut block = match task {
+                Task::Continue(block, _) => block,
+                Task::Start(launched) => {
+                    let index = launched.next_block.fetch_add(1, Ordering::Relaxed);
+                    if launched.is_stopped() || index >= launched.grid.volume() {
+                        launched.give_back_ticket();
+                        continue;
+                    }
+                    Box::new(Block::new(launched, index))
+                }
+            };
+            let launched = block.launched().clone();
+            match block.run() {
+                Outcome::Again(wake) => self.add(std::iter::once(Task::Continue(block, wake))),
+                Outcome::Finished => self.add(std::iter::once(Task::Start(launched))),
+                Outcome::Stopped => launched.give_back_ticket(),
+            }
+        }
+    }
+}
