@@ -321,12 +321,27 @@ impl Machine {
     }
 
     /// Notes an access by this thread, as of now; answers the fault if it races.
-    fn host_access(&self, address: u64, bytes: u32, is_write: bool, strength: Strength, also: impl FnOnce()) -> Result<(), MemoryError> {
+    fn host_access(
+        &self,
+        address: u64,
+        bytes: u32,
+        is_write: bool,
+        strength: Strength,
+        also: impl FnOnce(),
+    ) -> Result<(), MemoryError> {
         let allocation = self.0.memory.find_range(address, bytes.into())?;
         let conflict = self.with_host(|clock| {
             let mut page = lock(allocation.page(address));
             let strong = if strength == Strength::Weak { None } else { Some(Scope::System) };
-            let access = Access { block: clock.block, time: clock.time, site: 0, thread: 0, device: HOST, bytes: bytes as u8, strong };
+            let access = Access {
+                block: clock.block,
+                time: clock.time,
+                site: 0,
+                thread: 0,
+                device: HOST,
+                bytes: bytes as u8,
+                strong,
+            };
             let note = if is_write { note_store } else { note_load };
             let conflict = note(&mut page, clock, (address % PAGE_BYTES) as usize, bytes, 1, access, strength);
             also();
@@ -335,14 +350,26 @@ impl Machine {
         match conflict {
             None => Ok(()),
             Some((other, writes)) => {
-                let place = crate::Place { kernel: None, line: 0, device: 0, block: Index3::default(), thread: Index3::default() };
+                let place = crate::Place {
+                    kernel: None,
+                    line: 0,
+                    device: 0,
+                    block: Index3::default(),
+                    thread: Index3::default(),
+                };
                 let detail = format!(
                     "{} of {bytes} bytes that a thread {}",
                     if is_write { "store" } else { "load" },
                     if writes { "writes" } else { "reads" }
                 );
                 let other = Some(self.0.registry.place(&other));
-                Err(MemoryError::Race(Box::new(Fault { kind: FaultKind::Race, place, address: Some(address), detail, other })))
+                Err(MemoryError::Race(Box::new(Fault {
+                    kind: FaultKind::Race,
+                    place,
+                    address: Some(address),
+                    detail,
+                    other,
+                })))
             }
         }
     }
@@ -405,7 +432,9 @@ impl Machine {
     pub fn load_acquire(&self, address: u64, bytes: u32) -> Result<u64, MemoryError> {
         let allocation = self.0.memory.find_range(address, bytes.into())?;
         let mut value = 0;
-        self.host_access(address, bytes, false, Strength::Ordered(Scope::System), || value = allocation.load(address, bytes))?;
+        self.host_access(address, bytes, false, Strength::Ordered(Scope::System), || {
+            value = allocation.load(address, bytes)
+        })?;
         Ok(value)
     }
 
@@ -476,7 +505,9 @@ impl Machine {
         let (grid, block) = (options.grid, options.block);
         let threads = block.volume();
         if threads == 0 || threads > BLOCK_THREADS_MAX || grid.volume() == 0 || grid.volume() > 1 << 24 {
-            return invalid(format!("expected 1 to {BLOCK_THREADS_MAX} threads and 1 to 2^24 blocks, found blocks {grid} of threads {block}"));
+            return invalid(format!(
+                "expected 1 to {BLOCK_THREADS_MAX} threads and 1 to 2^24 blocks, found blocks {grid} of threads {block}"
+            ));
         }
         if decoded.required_threads.is_some_and(|required| Index3::from(required) != block)
             || decoded.threads_max.is_some_and(|most| threads > most)
@@ -484,7 +515,11 @@ impl Machine {
             return invalid(format!("expected a block as {kernel} declares it, found {block}"));
         }
         if options.arguments.len() != decoded.parameter_bytes as usize {
-            return invalid(format!("expected {} argument bytes for {kernel}, found {}", decoded.parameter_bytes, options.arguments.len()));
+            return invalid(format!(
+                "expected {} argument bytes for {kernel}, found {}",
+                decoded.parameter_bytes,
+                options.arguments.len()
+            ));
         }
         if module.device >= DEVICES_MAX {
             return invalid(format!("expected a device below {DEVICES_MAX}, found {}", module.device));
@@ -492,7 +527,9 @@ impl Machine {
         let static_shared_bytes = decoded.shared_bytes.next_multiple_of(16);
         let shared_bytes = static_shared_bytes.saturating_add(options.dynamic_shared_bytes);
         if shared_bytes > SHARED_BYTES_MAX {
-            return invalid(format!("expected at most {SHARED_BYTES_MAX} bytes of shared memory, found {shared_bytes}"));
+            return invalid(format!(
+                "expected at most {SHARED_BYTES_MAX} bytes of shared memory, found {shared_bytes}"
+            ));
         }
         let constants: Vec<Lanes> = decoded
             .constants

@@ -19,8 +19,8 @@ use crate::race::Page;
 /// What device allocations are aligned to, as those of CUDA are.
 const ALLOCATION_ALIGNMENT: usize = 512;
 
-/// Bytes under one lock of the race detector.
-pub(crate) const PAGE_BYTES: u64 = 4096;
+/// Bytes under one lock of the race detector: what a warp accesses at once, so that warps seldom meet.
+pub(crate) const PAGE_BYTES: u64 = 512;
 
 /// Freed ranges that are remembered, so that a late access is told from a wild one.
 const FREED_MAX: usize = 1024;
@@ -173,7 +173,12 @@ impl Allocation {
             by_width!(self, address, bytes, |cell: Kind| {
                 let mut old: Kind = cell.load(Ordering::SeqCst);
                 loop {
-                    match cell.compare_exchange_weak(old, next(u64::from(old)) as Kind, Ordering::SeqCst, Ordering::SeqCst) {
+                    match cell.compare_exchange_weak(
+                        old,
+                        next(u64::from(old)) as Kind,
+                        Ordering::SeqCst,
+                        Ordering::SeqCst,
+                    ) {
                         Ok(old) => break u64::from(old),
                         Err(newer) => old = newer,
                     }

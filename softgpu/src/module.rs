@@ -296,35 +296,101 @@ pub(crate) struct SetPredicate {
 
 #[derive(Debug)]
 pub(crate) enum Op {
-    Unary { f: Unary, d: Register, a: Source },
-    Binary { f: Binary, d: Register, a: Source, b: Source },
-    Ternary { f: Ternary, d: Register, a: Source, b: Source, c: Source },
-    Quaternary { f: Quaternary, d: Register, s: [Source; 4] },
-    Convert { conversion: Box<Conversion>, d: Register, a: Source },
-    ConvertTwo { conversion: Box<Conversion>, d: Register, a: Source, b: Source },
-    SignExtend { d: Register, a: Source, from_bytes: u32, to_bytes: u32 },
+    Unary {
+        f: Unary,
+        d: Register,
+        a: Source,
+    },
+    Binary {
+        f: Binary,
+        d: Register,
+        a: Source,
+        b: Source,
+    },
+    Ternary {
+        f: Ternary,
+        d: Register,
+        a: Source,
+        b: Source,
+        c: Source,
+    },
+    Quaternary {
+        f: Quaternary,
+        d: Register,
+        s: [Source; 4],
+    },
+    Convert {
+        conversion: Box<Conversion>,
+        d: Register,
+        a: Source,
+    },
+    ConvertTwo {
+        conversion: Box<Conversion>,
+        d: Register,
+        a: Source,
+        b: Source,
+    },
+    SignExtend {
+        d: Register,
+        a: Source,
+        from_bytes: u32,
+        to_bytes: u32,
+    },
     SetPredicate(Box<SetPredicate>),
     /// Several narrow registers into one.
-    Pack { d: Register, sources: Box<[Source]>, bits: u32 },
+    Pack {
+        d: Register,
+        sources: Box<[Source]>,
+        bits: u32,
+    },
     /// One register into several.
-    Unpack { destinations: Box<[u32]>, a: Source, bits: u32 },
-    Read { what: Moving, d: Register },
+    Unpack {
+        destinations: Box<[u32]>,
+        a: Source,
+        bits: u32,
+    },
+    Read {
+        what: Moving,
+        d: Register,
+    },
     /// To or from a generic address.
-    ToGeneric { d: Register, a: Source, space: Space },
-    FromGeneric { d: Register, a: Source, space: Space },
-    IsSpace { d: Register, a: Source, space: Space },
+    ToGeneric {
+        d: Register,
+        a: Source,
+        space: Space,
+    },
+    FromGeneric {
+        d: Register,
+        a: Source,
+        space: Space,
+    },
+    IsSpace {
+        d: Register,
+        a: Source,
+        space: Space,
+    },
     Load(Box<MemoryAccess>),
     Store(Box<MemoryAccess>),
     Atomic(Box<AtomicAccess>),
     Multimem(Box<MultimemAccess>),
     Fence(Scope),
     Barrier(Box<Barrier>),
-    Warp { members: Source, op: Box<WarpOp> },
-    Branch { target: u32 },
-    BranchIndexed { index: Source, targets: Box<[u32]> },
+    Warp {
+        members: Source,
+        op: Box<WarpOp>,
+    },
+    Branch {
+        target: u32,
+    },
+    BranchIndexed {
+        index: Source,
+        targets: Box<[u32]>,
+    },
     Exit,
     Trap,
-    Sleep { a: Source },
+    Sleep {
+        a: Source,
+    },
     Nothing,
     /// A call of a function that the module only declares.
     Undefined(Box<str>),
@@ -350,7 +416,8 @@ impl Module {
                 declared.push(variable);
             }
         }
-        let variables = declared.iter().map(|variable| global_variable(variable, &globals)).collect::<Result<_, _>>()?;
+        let variables =
+            declared.iter().map(|variable| global_variable(variable, &globals)).collect::<Result<_, _>>()?;
         let mut kernels = Vec::new();
         for function in tree.functions.iter().filter(|function| function.is_entry && function.body.is_some()) {
             kernels.push(Arc::new(decode(&tree, &globals, function)?));
@@ -384,7 +451,8 @@ impl Module {
 }
 
 fn type_of(variable: &Variable) -> Result<Type, ParseError> {
-    Type::named(variable.type_name).ok_or_else(|| ParseError::new(variable.line, "a type", format!("`.{}`", variable.type_name)))
+    Type::named(variable.type_name)
+        .ok_or_else(|| ParseError::new(variable.line, "a type", format!("`.{}`", variable.type_name)))
 }
 
 /// Size and alignment of a variable, in bytes.
@@ -416,7 +484,11 @@ fn global_variable(variable: &Variable, globals: &HashMap<&str, usize>) -> Resul
             Initial::Address(name, offset) => {
                 let unknown = || ParseError::new(variable.line, "a variable in global memory", format!("`{name}`"));
                 if element != 8 {
-                    return Err(ParseError::new(variable.line, "8 bytes for an address", format!("`.{}`", variable.type_name)));
+                    return Err(ParseError::new(
+                        variable.line,
+                        "8 bytes for an address",
+                        format!("`.{}`", variable.type_name),
+                    ));
                 }
                 addresses.push((at as u64, *globals.get(name).ok_or_else(unknown)?, offset));
                 0
@@ -696,7 +768,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
             return Ok(Meaning::Global(index));
         }
         let tree = self.tree;
-        if let Some(variable) = tree.variables.iter().find(|variable| variable.name == name && variable.space == Where::Shared) {
+        if let Some(variable) =
+            tree.variables.iter().find(|variable| variable.name == name && variable.space == Where::Shared)
+        {
             let meaning = self.shared(variable)?;
             self.module_shared.insert(name, meaning);
             return Ok(meaning);

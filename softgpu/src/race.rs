@@ -59,7 +59,8 @@ impl Access {
     /// Whether two strong accesses may meet: each one's scope includes the other, and they are of one size.
     fn morally_strong(&self, other: &Access) -> bool {
         let (Some(scope), Some(other_scope)) = (self.strong, other.strong) else { return false };
-        self.bytes == other.bytes && includes(scope.min(other_scope), (self.block, self.device), (other.block, other.device))
+        self.bytes == other.bytes
+            && includes(scope.min(other_scope), (self.block, self.device), (other.block, other.device))
     }
 }
 
@@ -277,7 +278,8 @@ impl BlockClock {
         if self.view(thread).ordered(record.block, record.thread, record.time) {
             return;
         }
-        let mut extra = self.threads[usize::from(thread)].extra.take().map_or_else(Clock::default, Arc::unwrap_or_clone);
+        let mut extra =
+            self.threads[usize::from(thread)].extra.take().map_or_else(Clock::default, Arc::unwrap_or_clone);
         extra.join(&record.base);
         if let Some(other) = &record.extra {
             extra.join(other);
@@ -421,10 +423,9 @@ impl Read {
     }
 
     fn each(&self) -> impl Iterator<Item = Access> + '_ {
-        (0..32u16).filter(|lane| self.lanes >> lane & 1 != 0).map(|lane| Access {
-            thread: self.access.thread / 32 * 32 + lane,
-            ..self.access
-        })
+        (0..32u16)
+            .filter(|lane| self.lanes >> lane & 1 != 0)
+            .map(|lane| Access { thread: self.access.thread / 32 * 32 + lane, ..self.access })
     }
 
     fn is_ordered(&self, view: &View) -> bool {
@@ -452,7 +453,8 @@ impl State {
     fn read(&mut self, access: Access, view: &View) -> Option<Access> {
         let lane = 1 << (access.thread % 32);
         let key = (access.block, access.thread / 32);
-        let same = |read: &Read| read.key() == key && read.access.time == access.time && read.access.strong == access.strong;
+        let same =
+            |read: &Read| read.key() == key && read.access.time == access.time && read.access.strong == access.strong;
         if same(&self.read) && self.read.lanes & lane != 0 {
             return None;
         }
@@ -530,7 +532,14 @@ impl<Part> Default for Cell<Part> {
 
 type Granule = Cell<Cell<State>>;
 
-fn access_word(cell: &mut Cell<State>, from: usize, to: usize, access: Access, is_write: bool, view: &View) -> Option<(Access, bool)> {
+fn access_word(
+    cell: &mut Cell<State>,
+    from: usize,
+    to: usize,
+    access: Access,
+    is_write: bool,
+    view: &View,
+) -> Option<(Access, bool)> {
     if let (Cell::Whole(state), true) = (&mut *cell, from == 0 && to == 4) {
         return state.access(access, is_write, view);
     }
@@ -548,7 +557,14 @@ fn access_word(cell: &mut Cell<State>, from: usize, to: usize, access: Access, i
     conflict
 }
 
-fn access_granule(cell: &mut Granule, from: usize, to: usize, access: Access, is_write: bool, view: &View) -> Option<(Access, bool)> {
+fn access_granule(
+    cell: &mut Granule,
+    from: usize,
+    to: usize,
+    access: Access,
+    is_write: bool,
+    view: &View,
+) -> Option<(Access, bool)> {
     if let (Cell::Whole(state), true) = (&mut *cell, from == 0 && to == GRANULE) {
         return state.access(access, is_write, view);
     }
@@ -563,7 +579,8 @@ fn access_granule(cell: &mut Granule, from: usize, to: usize, access: Access, is
             conflict = conflict.or(access_word(part, low - 4 * index, high - 4 * index, access, is_write, view));
         }
     }
-    let clean = |part: &Cell<State>| matches!(part, Cell::Whole(state) if state.read.access.block == 0 && state.more.is_none());
+    let clean =
+        |part: &Cell<State>| matches!(part, Cell::Whole(state) if state.read.access.block == 0 && state.more.is_none());
     if is_write && from == 0 && to == GRANULE && parts.iter().all(clean) {
         if let Cell::Whole(state) = &parts[0] {
             *cell = Cell::Whole(state.clone());
@@ -591,7 +608,14 @@ impl Default for Page {
 
 impl Page {
     /// Notes an access to `bytes` bytes at `offset`; answers the access with which it races, and whether that one writes.
-    pub(crate) fn access(&mut self, offset: usize, bytes: usize, access: Access, is_write: bool, view: &View) -> Option<(Access, bool)> {
+    pub(crate) fn access(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        access: Access,
+        is_write: bool,
+        view: &View,
+    ) -> Option<(Access, bool)> {
         let (mut at, end) = (offset, offset + bytes);
         let mut conflict = None;
         while at < end {
@@ -609,7 +633,8 @@ impl Page {
         if !self.released.is_empty() {
             let from = offset.saturating_sub(7) as u16;
             let near = self.released.range(from..(offset + bytes) as u16);
-            let overlaps = |&(&at, written): &(&u16, &(u8, Vec<Released>))| usize::from(at) + usize::from(written.0) > offset;
+            let overlaps =
+                |&(&at, written): &(&u16, &(u8, Vec<Released>))| usize::from(at) + usize::from(written.0) > offset;
             let inside: Vec<u16> = near.filter(overlaps).map(|(&at, _)| at).collect();
             for at in inside {
                 self.released.remove(&at);

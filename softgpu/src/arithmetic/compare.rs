@@ -4,7 +4,6 @@ use super::Binary;
 use super::float::{flush, widen_bf16, widen_f16};
 use crate::types::Type;
 
-
 /// The function of `setp.operator.kind`.
 pub(crate) fn comparison(operator: &str, kind: Type, ftz: bool) -> Option<Binary> {
     macro_rules! floats {
@@ -12,8 +11,14 @@ pub(crate) fn comparison(operator: &str, kind: Type, ftz: bool) -> Option<Binary
             macro_rules! with {
                 (|$a:ident, $b:ident| $value:expr) => {
                     binary!($bits, |x, y| {
-                        let $a = { let $x = x; $read };
-                        let $b = { let $x = y; $read };
+                        let $a = {
+                            let $x = x;
+                            $read
+                        };
+                        let $b = {
+                            let $x = y;
+                            $read
+                        };
                         $value
                     })
                 };

@@ -40,7 +40,8 @@ pub(super) fn conversion(to: Type, from: Type, operands: usize, flags: &mut Flag
         finite: flags.take("satfinite"),
         relu: flags.take("relu"),
     };
-    let plain = !conversion.flush && !conversion.saturate && !conversion.finite && !conversion.relu && integral.is_none();
+    let plain =
+        !conversion.flush && !conversion.saturate && !conversion.finite && !conversion.relu && integral.is_none();
     let is_float = |kind: Type| kind == Type::F64 || format_of(kind).is_some();
     match (to, from, operands) {
         (Type::F32, Type::F16, 1) if plain => Some(Operation::Unary(unary!(u16, |a| float::widen_f16(a)))),
@@ -178,8 +179,11 @@ impl Conversion {
 
     fn clamped(&self, value: i128) -> u64 {
         let bits = self.to.bytes() * 8;
-        let (least, most) =
-            if self.to.is_signed() { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
+        let (least, most) = if self.to.is_signed() {
+            (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+        } else {
+            (0, (1i128 << bits) - 1)
+        };
         value.clamp(least, most) as u64 & mask_of(self.to.bytes())
     }
 
@@ -254,7 +258,11 @@ mod tests {
             assert_eq!(convert(Type::F32, Type::U64, &["rn"], value) as u32, (value as f32).to_bits(), "{value}");
             assert_eq!(convert(Type::F64, Type::U64, &["rn"], value), (value as f64).to_bits(), "{value}");
             assert_eq!(convert(Type::F64, Type::S64, &["rn"], value), (value as i64 as f64).to_bits(), "{value}");
-            assert_eq!(convert(Type::F32, Type::S64, &["rn"], value) as u32, (value as i64 as f32).to_bits(), "{value}");
+            assert_eq!(
+                convert(Type::F32, Type::S64, &["rn"], value) as u32,
+                (value as i64 as f32).to_bits(),
+                "{value}"
+            );
             let down = f64::from_bits(convert(Type::F64, Type::U64, &["rm"], value));
             let up = f64::from_bits(convert(Type::F64, Type::U64, &["rp"], value));
             assert!(down as u128 <= u128::from(value) && up as u128 >= u128::from(value));
@@ -272,8 +280,18 @@ mod tests {
                 assert_eq!(low, high);
                 let back = convert(kind, Type::F16x2, &["rn", "satfinite"], wide);
                 let magnitude = byte & 0x7f;
-                let (nan, infinite) = if kind == Type::E4m3x2 { (magnitude == 0x7f, false) } else { (magnitude > 0x7c, magnitude == 0x7c) };
-                let want = if nan { 0x7f } else if infinite { byte - 1 } else { byte };
+                let (nan, infinite) = if kind == Type::E4m3x2 {
+                    (magnitude == 0x7f, false)
+                } else {
+                    (magnitude > 0x7c, magnitude == 0x7c)
+                };
+                let want = if nan {
+                    0x7f
+                } else if infinite {
+                    byte - 1
+                } else {
+                    byte
+                };
                 assert_eq!(back, want | want << 8, "{kind:?} {byte:#x}");
             }
         }

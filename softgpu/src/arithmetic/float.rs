@@ -281,7 +281,13 @@ mod tests {
         match rounding {
             Rounding::Down => below,
             Rounding::Up => above,
-            Rounding::Zero => if value > 0.0 { below } else { above },
+            Rounding::Zero => {
+                if value > 0.0 {
+                    below
+                } else {
+                    above
+                }
+            }
             Rounding::Nearest | Rounding::NearestAway => {
                 let (down, up) = (value - below, above - value);
                 if down != up {
@@ -303,9 +309,14 @@ mod tests {
             let largest = format.decode(format.finite_max);
             for index in -3000i32..=3000 {
                 let value = f64::from(index).powi(3) / 27e9 * largest * 0.99;
-                for rounding in [Rounding::Nearest, Rounding::NearestAway, Rounding::Zero, Rounding::Down, Rounding::Up] {
+                for rounding in [Rounding::Nearest, Rounding::NearestAway, Rounding::Zero, Rounding::Down, Rounding::Up]
+                {
                     let encoded = format.encode(value, rounding, true);
-                    assert_eq!(format.decode(encoded), look_up(format, value, rounding), "{value} {rounding:?} {format:?}");
+                    assert_eq!(
+                        format.decode(encoded),
+                        look_up(format, value, rounding),
+                        "{value} {rounding:?} {format:?}"
+                    );
                 }
             }
             assert_eq!(format.encode(1e9, Rounding::Nearest, true), format.finite_max);

@@ -72,12 +72,8 @@ pub(super) fn operation(
                 binary!(u32, |a, b| pairs(a, b, |a, b| (a as i16).max(b as i16) as u16))
             }))
         }
-        ("min", 2) if kind == Type::S32 && flags.take("relu") => {
-            Some(Binary(binary!(i32, |a, b| a.min(b).max(0))))
-        }
-        ("max", 2) if kind == Type::S32 && flags.take("relu") => {
-            Some(Binary(binary!(i32, |a, b| a.max(b).max(0))))
-        }
+        ("min", 2) if kind == Type::S32 && flags.take("relu") => Some(Binary(binary!(i32, |a, b| a.min(b).max(0)))),
+        ("max", 2) if kind == Type::S32 && flags.take("relu") => Some(Binary(binary!(i32, |a, b| a.max(b).max(0)))),
         ("add", 2) => integers!(kind, binary, |a, b| a.wrapping_add(b)).map(Binary),
         ("sub", 2) => integers!(kind, binary, |a, b| a.wrapping_sub(b)).map(Binary),
         ("min", 2) => integers!(kind, binary, |a, b| a.min(b)).map(Binary),
@@ -242,11 +238,21 @@ pub(super) fn operation(
         }))),
         ("prmt", 3) => Some(Ternary(match flags.take_one(&["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"]) {
             None => ternary!(u32, |a, b, c| permute(joined(a, b), c)),
-            Some("f4e") => ternary!(u32, |a, b, c| permute(joined(a, b), [0x3210, 0x4321, 0x5432, 0x6543][c as usize & 3])),
-            Some("b4e") => ternary!(u32, |a, b, c| permute(joined(a, b), [0x5670, 0x6701, 0x7012, 0x0123][c as usize & 3])),
-            Some("rc8") => ternary!(u32, |a, b, c| permute(joined(a, b), [0x0000, 0x1111, 0x2222, 0x3333][c as usize & 3])),
-            Some("ecl") => ternary!(u32, |a, b, c| permute(joined(a, b), [0x3210, 0x3211, 0x3222, 0x3333][c as usize & 3])),
-            Some("ecr") => ternary!(u32, |a, b, c| permute(joined(a, b), [0x0000, 0x1110, 0x2210, 0x3210][c as usize & 3])),
+            Some("f4e") => {
+                ternary!(u32, |a, b, c| permute(joined(a, b), [0x3210, 0x4321, 0x5432, 0x6543][c as usize & 3]))
+            }
+            Some("b4e") => {
+                ternary!(u32, |a, b, c| permute(joined(a, b), [0x5670, 0x6701, 0x7012, 0x0123][c as usize & 3]))
+            }
+            Some("rc8") => {
+                ternary!(u32, |a, b, c| permute(joined(a, b), [0x0000, 0x1111, 0x2222, 0x3333][c as usize & 3]))
+            }
+            Some("ecl") => {
+                ternary!(u32, |a, b, c| permute(joined(a, b), [0x3210, 0x3211, 0x3222, 0x3333][c as usize & 3]))
+            }
+            Some("ecr") => {
+                ternary!(u32, |a, b, c| permute(joined(a, b), [0x0000, 0x1110, 0x2210, 0x3210][c as usize & 3]))
+            }
             _ => ternary!(u32, |a, b, c| permute(joined(a, b), [0x1010, 0x3232, 0x1010, 0x3232][c as usize & 3])),
         })),
         ("dp4a", 3) => Some(Ternary(match types {
@@ -254,8 +260,12 @@ pub(super) fn operation(
             [Type::S32, Type::S32] => {
                 ternary!(u32, |a, b, c| dot4(a, b, |x| (x as i8).into(), |x| (x as i8).into()).wrapping_add(c))
             }
-            [Type::U32, Type::S32] => ternary!(u32, |a, b, c| dot4(a, b, |x| x.into(), |x| (x as i8).into()).wrapping_add(c)),
-            [Type::S32, Type::U32] => ternary!(u32, |a, b, c| dot4(a, b, |x| (x as i8).into(), |x| x.into()).wrapping_add(c)),
+            [Type::U32, Type::S32] => {
+                ternary!(u32, |a, b, c| dot4(a, b, |x| x.into(), |x| (x as i8).into()).wrapping_add(c))
+            }
+            [Type::S32, Type::U32] => {
+                ternary!(u32, |a, b, c| dot4(a, b, |x| (x as i8).into(), |x| x.into()).wrapping_add(c))
+            }
             _ => return None,
         })),
         ("selp", 3) => Some(Ternary(match kind.bytes() {
@@ -320,11 +330,7 @@ fn joined(a: u32, b: u32) -> u64 {
 #[inline(always)]
 fn extract(a: u64, bits: u32, signed: bool, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
-    let sign = if !signed || length == 0 {
-        false
-    } else {
-        a >> (position + length - 1).min(bits - 1) & 1 != 0
-    };
+    let sign = if !signed || length == 0 { false } else { a >> (position + length - 1).min(bits - 1) & 1 != 0 };
     let field = if position >= bits { 0 } else { a >> position };
     let available = length.min(bits.saturating_sub(position));
     let kept = if available == 0 { 0 } else { u64::MAX >> (64 - available) };

@@ -129,11 +129,8 @@ fn single(base: &str, operands: usize, flags: &mut Flags) -> Option<Operation> {
     use Operation::{Binary, Ternary, Unary};
     let rounding = flags.take_rounding();
     let approximate = flags.take("approx") || flags.take("full");
-    let mode = Mode {
-        rounding: rounding.unwrap_or(Rounding::Nearest),
-        flush: flags.take("ftz"),
-        saturate: flags.take("sat"),
-    };
+    let mode =
+        Mode { rounding: rounding.unwrap_or(Rounding::Nearest), flush: flags.take("ftz"), saturate: flags.take("sat") };
     if rounding == Some(Rounding::NearestAway) {
         return None;
     }
@@ -173,14 +170,16 @@ fn single(base: &str, operands: usize, flags: &mut Flags) -> Option<Operation> {
         ("tanh", 1) if approximate => {
             Unary(moded!(mode, unary, f32, |m, a| m.output(|| f64::from(m.input(a)).tanh() as f32, || 0.0)))
         }
-        ("testp", 1) => Unary(match flags.take_one(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"])? {
-            "finite" => unary!(f32, |a| a.is_finite()),
-            "infinite" => unary!(f32, |a| a.is_infinite()),
-            "number" => unary!(f32, |a| !a.is_nan()),
-            "notanumber" => unary!(f32, |a| a.is_nan()),
-            "normal" => unary!(f32, |a| a.is_normal()),
-            _ => unary!(f32, |a| a.is_subnormal()),
-        }),
+        ("testp", 1) => {
+            Unary(match flags.take_one(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"])? {
+                "finite" => unary!(f32, |a| a.is_finite()),
+                "infinite" => unary!(f32, |a| a.is_infinite()),
+                "number" => unary!(f32, |a| !a.is_nan()),
+                "notanumber" => unary!(f32, |a| a.is_nan()),
+                "normal" => unary!(f32, |a| a.is_normal()),
+                _ => unary!(f32, |a| a.is_subnormal()),
+            })
+        }
         _ => return None,
     })
 }
@@ -189,7 +188,13 @@ fn single(base: &str, operands: usize, flags: &mut Flags) -> Option<Operation> {
 #[inline(always)]
 fn lesser(a: f32, b: f32, nan: bool) -> f32 {
     if a.is_nan() || b.is_nan() {
-        if nan || (a.is_nan() && b.is_nan()) { f32::NAN } else if a.is_nan() { b } else { a }
+        if nan || (a.is_nan() && b.is_nan()) {
+            f32::NAN
+        } else if a.is_nan() {
+            b
+        } else {
+            a
+        }
     } else if a < b || (a == b && a.is_sign_negative()) {
         a
     } else {
@@ -200,7 +205,13 @@ fn lesser(a: f32, b: f32, nan: bool) -> f32 {
 #[inline(always)]
 fn greater(a: f32, b: f32, nan: bool) -> f32 {
     if a.is_nan() || b.is_nan() {
-        if nan || (a.is_nan() && b.is_nan()) { f32::NAN } else if a.is_nan() { b } else { a }
+        if nan || (a.is_nan() && b.is_nan()) {
+            f32::NAN
+        } else if a.is_nan() {
+            b
+        } else {
+            a
+        }
     } else if a > b || (a == b && a.is_sign_positive()) {
         a
     } else {
@@ -268,7 +279,9 @@ fn single_pair(base: &str, operands: usize, flags: &mut Flags) -> Option<Operati
         ("add", 2) => Operation::Binary(moded!(mode, binary, u64, |m, a, b| both(a, b, 0, |a, b, _| m.add(a, b)))),
         ("sub", 2) => Operation::Binary(moded!(mode, binary, u64, |m, a, b| both(a, b, 0, |a, b, _| m.add(a, -b)))),
         ("mul", 2) => Operation::Binary(moded!(mode, binary, u64, |m, a, b| both(a, b, 0, |a, b, _| m.multiply(a, b)))),
-        ("fma", 3) => Operation::Ternary(moded!(mode, ternary, u64, |m, a, b, c| both(a, b, c, |a, b, c| m.fuse(a, b, c)))),
+        ("fma", 3) => {
+            Operation::Ternary(moded!(mode, ternary, u64, |m, a, b, c| both(a, b, c, |a, b, c| m.fuse(a, b, c))))
+        }
         _ => return None,
     })
 }
@@ -293,19 +306,33 @@ fn double(base: &str, operands: usize, flags: &mut Flags) -> Option<Operation> {
         ("neg", 1) => Unary(unary!(u64, |a| a ^ 1 << 63)),
         ("copysign", 2) => Binary(binary!(u64, |a, b| a & 1 << 63 | b & !(1 << 63))),
         ("min", 2) => Binary(binary!(f64, |a, b| {
-            if a.is_nan() { b } else if b.is_nan() || a < b || (a == b && a.is_sign_negative()) { a } else { b }
+            if a.is_nan() {
+                b
+            } else if b.is_nan() || a < b || (a == b && a.is_sign_negative()) {
+                a
+            } else {
+                b
+            }
         })),
         ("max", 2) => Binary(binary!(f64, |a, b| {
-            if a.is_nan() { b } else if b.is_nan() || a > b || (a == b && a.is_sign_positive()) { a } else { b }
+            if a.is_nan() {
+                b
+            } else if b.is_nan() || a > b || (a == b && a.is_sign_positive()) {
+                a
+            } else {
+                b
+            }
         })),
-        ("testp", 1) => Unary(match flags.take_one(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"])? {
-            "finite" => unary!(f64, |a| a.is_finite()),
-            "infinite" => unary!(f64, |a| a.is_infinite()),
-            "number" => unary!(f64, |a| !a.is_nan()),
-            "notanumber" => unary!(f64, |a| a.is_nan()),
-            "normal" => unary!(f64, |a| a.is_normal()),
-            _ => unary!(f64, |a| a.is_subnormal()),
-        }),
+        ("testp", 1) => {
+            Unary(match flags.take_one(&["finite", "infinite", "number", "notanumber", "normal", "subnormal"])? {
+                "finite" => unary!(f64, |a| a.is_finite()),
+                "infinite" => unary!(f64, |a| a.is_infinite()),
+                "number" => unary!(f64, |a| !a.is_nan()),
+                "notanumber" => unary!(f64, |a| a.is_nan()),
+                "normal" => unary!(f64, |a| a.is_normal()),
+                _ => unary!(f64, |a| a.is_subnormal()),
+            })
+        }
         _ => return None,
     })
 }
@@ -513,8 +540,12 @@ pub(super) fn mixed(base: &str, to: Type, from: Type, flags: &mut Flags) -> Opti
     macro_rules! with {
         ($widen:ident) => {
             match base {
-                "add" => Operation::Binary(moded!(mode, mixed_binary, u16, |m, a, b| m.add($widen(a), f32::from_bits(b)))),
-                "sub" => Operation::Binary(moded!(mode, mixed_binary, u16, |m, a, b| m.add($widen(a), -f32::from_bits(b)))),
+                "add" => {
+                    Operation::Binary(moded!(mode, mixed_binary, u16, |m, a, b| m.add($widen(a), f32::from_bits(b))))
+                }
+                "sub" => {
+                    Operation::Binary(moded!(mode, mixed_binary, u16, |m, a, b| m.add($widen(a), -f32::from_bits(b))))
+                }
                 _ => Operation::Ternary(moded!(mode, mixed_ternary, u16, |m, a, b, c| {
                     m.fuse($widen(a), $widen(b), f32::from_bits(c))
                 })),
@@ -522,10 +553,14 @@ pub(super) fn mixed(base: &str, to: Type, from: Type, flags: &mut Flags) -> Opti
         };
     }
     macro_rules! mixed_binary {
-        ($kind:tt, |$a:ident, $b:ident| $value:expr) => { binary!($kind, u32, |$a, $b| $value) };
+        ($kind:tt, |$a:ident, $b:ident| $value:expr) => {
+            binary!($kind, u32, |$a, $b| $value)
+        };
     }
     macro_rules! mixed_ternary {
-        ($kind:tt, |$a:ident, $b:ident, $c:ident| $value:expr) => { ternary!($kind, u16, u32, |$a, $b, $c| $value) };
+        ($kind:tt, |$a:ident, $b:ident, $c:ident| $value:expr) => {
+            ternary!($kind, u16, u32, |$a, $b, $c| $value)
+        };
     }
     Some(match from {
         Type::F16 => with!(widen_f16),

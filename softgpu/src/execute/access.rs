@@ -11,10 +11,11 @@ use crate::module::{Strength, Update};
 use crate::race::{Access, Page};
 use crate::types::{Type, mask_of, sign_extend};
 
-/// The allocations that a block has touched last.
+/// The allocations that a block has touched last. Each is counted by the block itself once more, so that handing one out
+/// does not make workers fight over one reference count.
 #[derive(Default)]
 pub(super) struct Cache {
-    entries: Vec<Arc<Allocation>>,
+    entries: Vec<Arc<Arc<Allocation>>>,
     generation: u64,
 }
 
@@ -32,11 +33,11 @@ impl Cache {
     }
 
     #[inline(always)]
-    fn find(&mut self, memory: &Memory, address: u64) -> Option<Arc<Allocation>> {
+    fn find(&mut self, memory: &Memory, address: u64) -> Option<Arc<Arc<Allocation>>> {
         if let Some(at) = self.entries.iter().position(|entry| entry.contains(address, 1)) {
             return Some(self.entries[at].clone());
         }
-        let found = memory.find(address)?;
+        let found = Arc::new(memory.find(address)?);
         if self.entries.len() == CACHE_ENTRIES {
             self.entries.remove(0);
         }
@@ -55,7 +56,11 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(bytes: usize, races: bool) -> Shared {
         let pages = if races { bytes.div_ceil(PAGE_BYTES as usize) } else { 0 };
-        Shared { bytes: vec![0; bytes], written: vec![false; bytes], pages: (0..pages).map(|_| Page::default()).collect() }
+        Shared {
+            bytes: vec![0; bytes],
+            written: vec![false; bytes],
+            pages: (0..pages).map(|_| Page::default()).collect(),
+        }
     }
 }
 
@@ -89,7 +94,8 @@ impl Common {
     }
 
     fn access_of(&self, who: Accessor, strength: Strength, bytes: u32) -> Access {
-        let (block, device, time) = self.clock.as_ref().map_or((0, 0, 0), |clock| (clock.block, clock.device, clock.time));
+        let (block, device, time) =
+            self.clock.as_ref().map_or((0, 0, 0), |clock| (clock.block, clock.device, clock.time));
         Access {
             block,
             time,
@@ -101,7 +107,15 @@ impl Common {
         }
     }
 
-    fn report_race(&self, who: Accessor, is_write: bool, bytes: u32, address: u64, strength: Strength, other: (Access, bool)) -> Result<(), Stop> {
+    fn report_race(
+        &self,
+        who: Accessor,
+        is_write: bool,
+        bytes: u32,
+        address: u64,
+        strength: Strength,
+        other: (Access, bool),
+    ) -> Result<(), Stop> {
         let detail = format!(
             "{}{} of bytes that another thread {}",
             if strength == Strength::Weak { "" } else { "strong " },
@@ -115,7 +129,13 @@ impl Common {
 
     /// The allocation of an access, all of whose bytes are inside it and may be reached.
     #[inline(always)]
-    fn allocation(&mut self, who: Accessor, address: u64, bytes: u32, is_write: bool) -> Result<Arc<Allocation>, Stop> {
+    fn allocation(
+        &mut self,
+        who: Accessor,
+        address: u64,
+        bytes: u32,
+        is_write: bool,
+    ) -> Result<Arc<Arc<Allocation>>, Stop> {
         if address % u64::from(bytes) != 0 {
             let detail = format!("{}, which must be aligned to as many,", name_of(is_write, bytes));
             self.fault_at(FaultKind::Misaligned, who, address, detail)?;
@@ -127,8 +147,12 @@ impl Common {
                     || found.device == launched.device
                     || launched.reachable.as_ref().is_none_or(|devices| devices.contains(&found.device));
                 if !reachable {
-                    let detail =
-                        format!("{} of device {}'s memory without peer access from device {}", name_of(is_write, bytes), found.device, launched.device);
+                    let detail = format!(
+                        "{} of device {}'s memory without peer access from device {}",
+                        name_of(is_write, bytes),
+                        found.device,
+                        launched.device
+                    );
                     self.fault_at(FaultKind::OutOfBounds, who, address, detail)?;
                 }
                 Ok(found)
@@ -139,7 +163,8 @@ impl Common {
                 Err(Stop)
             }
             _ => {
-                let detail = format!("{} where there is {}", name_of(is_write, bytes), launched.memory.describe(address));
+                let detail =
+                    format!("{} where there is {}", name_of(is_write, bytes), launched.memory.describe(address));
                 self.fault_at(FaultKind::OutOfBounds, who, address, detail)?;
                 Err(Stop)
             }
@@ -147,7 +172,15 @@ impl Common {
     }
 
     /// Loads `count` elements of `bytes` bytes from global memory.
-    pub(super) fn load_global(&mut self, who: Accessor, address: u64, bytes: u32, count: usize, strength: Strength, values: &mut [u64; 8]) -> Result<(), Stop> {
+    pub(super) fn load_global(
+        &mut self,
+        who: Accessor,
+        address: u64,
+        bytes: u32,
+        count: usize,
+        strength: Strength,
+        values: &mut [u64; 8],
+    ) -> Result<(), Stop> {
         let total = bytes * count as u32;
         let allocation = self.allocation(who, address, total, false)?;
         if self.launched.uninitialised && !allocation.is_written(address, total) {
@@ -180,7 +213,15 @@ impl Common {
     }
 
     /// Stores `count` elements of `bytes` bytes to global memory.
-    pub(super) fn store_global(&mut self, who: Accessor, address: u64, bytes: u32, count: usize, strength: Strength, values: &[u64; 8]) -> Result<(), Stop> {
+    pub(super) fn store_global(
+        &mut self,
+        who: Accessor,
+        address: u64,
+        bytes: u32,
+        count: usize,
+        strength: Strength,
+        values: &[u64; 8],
+    ) -> Result<(), Stop> {
         let total = bytes * count as u32;
         let allocation = self.allocation(who, address, total, true)?;
         let mut conflict = None;
@@ -229,7 +270,8 @@ impl Common {
         let access = self.access_of(who, strength, bytes);
         let lock = self.clock.as_mut().map(|clock| {
             let mut page = allocation.page(address).lock().unwrap_or_else(PoisonError::into_inner);
-            conflict = note_update(&mut page, clock, (address % PAGE_BYTES) as usize, bytes, access, scope, acquire, release);
+            conflict =
+                note_update(&mut page, clock, (address % PAGE_BYTES) as usize, bytes, access, scope, acquire, release);
             page
         });
         let old = allocation.update(address, bytes, next);
@@ -254,7 +296,15 @@ impl Common {
         Ok(address as usize)
     }
 
-    pub(super) fn load_shared(&mut self, who: Accessor, address: u64, bytes: u32, count: usize, strength: Strength, values: &mut [u64; 8]) -> Result<(), Stop> {
+    pub(super) fn load_shared(
+        &mut self,
+        who: Accessor,
+        address: u64,
+        bytes: u32,
+        count: usize,
+        strength: Strength,
+        values: &mut [u64; 8],
+    ) -> Result<(), Stop> {
         let total = bytes * count as u32;
         let at = self.shared_range(who, address, total, false)?;
         if self.launched.uninitialised && !self.shared.written[at..at + total as usize].iter().all(|&written| written) {
@@ -275,7 +325,15 @@ impl Common {
         Ok(())
     }
 
-    pub(super) fn store_shared(&mut self, who: Accessor, address: u64, bytes: u32, count: usize, strength: Strength, values: &[u64; 8]) -> Result<(), Stop> {
+    pub(super) fn store_shared(
+        &mut self,
+        who: Accessor,
+        address: u64,
+        bytes: u32,
+        count: usize,
+        strength: Strength,
+        values: &[u64; 8],
+    ) -> Result<(), Stop> {
         let total = bytes * count as u32;
         let at = self.shared_range(who, address, total, true)?;
         let access = self.access_of(who, strength, bytes);
@@ -313,7 +371,9 @@ impl Common {
         let access = self.access_of(who, strength, bytes);
         if let Some(clock) = &mut self.clock {
             let page = &mut self.shared.pages[at / PAGE_BYTES as usize];
-            if let Some(other) = note_update(page, clock, at % PAGE_BYTES as usize, bytes, access, scope, acquire, release) {
+            if let Some(other) =
+                note_update(page, clock, at % PAGE_BYTES as usize, bytes, access, scope, acquire, release)
+            {
                 self.report_race(who, true, bytes, address, strength, other)?;
             }
         }
@@ -415,20 +475,50 @@ pub(super) fn updated(update: Update, kind: Type, old: u64, a: u64, swap: u64) -
     let signed = |value: u64| sign_extend(value, bytes) as i64;
     let value = match update {
         Update::Exchange => a,
-        Update::CompareAndSwap => if old == a & mask_of(bytes) { swap } else { old },
+        Update::CompareAndSwap => {
+            if old == a & mask_of(bytes) {
+                swap
+            } else {
+                old
+            }
+        }
         Update::And => old & a,
         Update::Or => old | a,
         Update::Xor => old ^ a,
         Update::Add if kind.is_integer() => old.wrapping_add(a),
         Update::Add => add_float(kind, old, a),
-        Update::Min if kind.is_signed() => if signed(a) < signed(old) { a } else { old },
-        Update::Max if kind.is_signed() => if signed(a) > signed(old) { a } else { old },
+        Update::Min if kind.is_signed() => {
+            if signed(a) < signed(old) {
+                a
+            } else {
+                old
+            }
+        }
+        Update::Max if kind.is_signed() => {
+            if signed(a) > signed(old) {
+                a
+            } else {
+                old
+            }
+        }
         Update::Min if kind.is_integer() => old.min(a & mask_of(bytes)),
         Update::Max if kind.is_integer() => old.max(a & mask_of(bytes)),
         Update::Min => min_float(kind, old, a),
         Update::Max => max_float(kind, old, a),
-        Update::Increment => if old >= a { 0 } else { old + 1 },
-        Update::Decrement => if old == 0 || old > a { a } else { old - 1 },
+        Update::Increment => {
+            if old >= a {
+                0
+            } else {
+                old + 1
+            }
+        }
+        Update::Decrement => {
+            if old == 0 || old > a {
+                a
+            } else {
+                old - 1
+            }
+        }
     };
     value & mask_of(bytes)
 }

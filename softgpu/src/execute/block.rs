@@ -189,7 +189,10 @@ impl Block {
                 let (line, thread) = self.first_waiting(&state);
                 let exited = self.common.exited;
                 let detail = if exited > 0 && state.count.is_none() {
-                    format!("barrier {id}, to which {exited} of the block's {} threads do not come: they have exited", self.common.threads)
+                    format!(
+                        "barrier {id}, to which {exited} of the block's {} threads do not come: they have exited",
+                        self.common.threads
+                    )
                 } else {
                     format!("barrier {id} for {expected} threads, at which {arrived} arrive")
                 };
@@ -254,16 +257,21 @@ impl Block {
     /// Nobody can go on, and nobody will be woken.
     fn report_deadlock(&mut self) -> Result<(), Stop> {
         let code = &self.common.launched.kernel.code;
-        let mut waiting = self.warps.iter().flat_map(|warp| warp.fragments.iter().map(move |fragment| (warp, fragment)));
+        let mut waiting =
+            self.warps.iter().flat_map(|warp| warp.fragments.iter().map(move |fragment| (warp, fragment)));
         let Some((warp, fragment)) = waiting.next() else { return Ok(()) };
         let line = code.get(fragment.position).map_or(0, |instr| instr.line);
         let thread = warp.index * WARP_THREADS as u32 + fragment.lanes.trailing_zeros();
-        let elsewhere = waiting.find(|(_, other)| other.position != fragment.position || other.waiting != fragment.waiting);
+        let elsewhere =
+            waiting.find(|(_, other)| other.position != fragment.position || other.waiting != fragment.waiting);
         let rest = match elsewhere {
             Some((warp, other)) => {
                 let line = code.get(other.position).map_or(0, |instr| instr.line);
                 let thread = warp.index * WARP_THREADS as u32 + other.lanes.trailing_zeros();
-                format!("thread {} waits at line {line} meanwhile", self.common.launched.block.coordinate(thread.into()))
+                format!(
+                    "thread {} waits at line {line} meanwhile",
+                    self.common.launched.block.coordinate(thread.into())
+                )
             }
             None => format!("{} threads of the block have exited", self.common.exited),
         };

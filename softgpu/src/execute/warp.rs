@@ -8,8 +8,8 @@ use super::{LOCAL_WINDOW, Launched, PARAMETER_WINDOW, SHARED_WINDOW, Stop, WINDO
 use crate::arithmetic::each;
 use crate::fault::FaultKind;
 use crate::module::{
-    AtomicAccess, BLOCK_START, BarrierVote, CONSTANT, Combine, Kernel, MemoryAccess, Moving, MultimemAccess, MultimemAction, NEGATED,
-    NO_GUARD, Op, ShuffleMode, Source, Space, Special, Strength, Update, VoteMode, WarpOp,
+    AtomicAccess, BLOCK_START, BarrierVote, CONSTANT, Combine, Kernel, MemoryAccess, Moving, MultimemAccess,
+    MultimemAction, NEGATED, NO_GUARD, Op, ShuffleMode, Source, Space, Special, Strength, Update, VoteMode, WarpOp,
 };
 use crate::types::{Lanes, Type, WARP_THREADS, mask_of, sign_extend};
 
@@ -184,7 +184,14 @@ impl Warp {
     }
 
     /// Runs one fragment until it ends, splits, waits or meets another; answers whether the warp should give its turn back.
-    fn execute(&mut self, common: &mut Common, kernel: &Kernel, constants: &[Lanes], chosen: usize, left: &mut u32) -> Result<bool, Stop> {
+    fn execute(
+        &mut self,
+        common: &mut Common,
+        kernel: &Kernel,
+        constants: &[Lanes],
+        chosen: usize,
+        left: &mut u32,
+    ) -> Result<bool, Stop> {
         let Fragment { mut position, lanes, .. } = self.fragments[chosen];
         let alone = self.fragments.len() == 1;
         let full_count = u64::from(lanes.count_ones());
@@ -361,14 +368,24 @@ impl Warp {
                         return Ok(false);
                     }
                     self.fragments[chosen] = Fragment { position: target, lanes: mask, ..self.fragments[chosen] };
-                    self.fragments.push(Fragment { position: position + 1, lanes: lanes & !mask, waiting: Waiting::No, last: self.turn });
+                    self.fragments.push(Fragment {
+                        position: position + 1,
+                        lanes: lanes & !mask,
+                        waiting: Waiting::No,
+                        last: self.turn,
+                    });
                     return Ok(false);
                 }
                 Op::BranchIndexed { index, targets } => {
                     let index = *read!(*index);
                     self.fragments.swap_remove(chosen);
                     if lanes != mask {
-                        self.fragments.push(Fragment { position: position + 1, lanes: lanes & !mask, waiting: Waiting::No, last: self.turn });
+                        self.fragments.push(Fragment {
+                            position: position + 1,
+                            lanes: lanes & !mask,
+                            waiting: Waiting::No,
+                            last: self.turn,
+                        });
                     }
                     let mut rest = mask;
                     while rest != 0 {
@@ -382,7 +399,12 @@ impl Warp {
                         };
                         let mut group = 0;
                         each(rest, |lane| group |= u32::from(index[lane] & 0xffff_ffff == choice) << lane);
-                        self.fragments.push(Fragment { position: target as usize, lanes: group, waiting: Waiting::No, last: self.turn });
+                        self.fragments.push(Fragment {
+                            position: target as usize,
+                            lanes: group,
+                            waiting: Waiting::No,
+                            last: self.turn,
+                        });
                         rest &= !group;
                     }
                     return Ok(false);
@@ -393,7 +415,8 @@ impl Warp {
                     if mask == lanes {
                         self.fragments.swap_remove(chosen);
                     } else {
-                        self.fragments[chosen] = Fragment { position: position + 1, lanes: lanes & !mask, ..self.fragments[chosen] };
+                        self.fragments[chosen] =
+                            Fragment { position: position + 1, lanes: lanes & !mask, ..self.fragments[chosen] };
                     }
                     return Ok(false);
                 }
@@ -419,18 +442,36 @@ impl Warp {
                     let id = read!(barrier.id)[first] & 0xffff_ffff;
                     let count = barrier.count.map(|count| read!(count)[first] & 0xffff_ffff);
                     let mut votes_true = 0;
-                    if let BarrierVote::And(_, a, negate) | BarrierVote::Or(_, a, negate) | BarrierVote::Count(_, a, negate) = barrier.vote {
+                    if let BarrierVote::And(_, a, negate)
+                    | BarrierVote::Or(_, a, negate)
+                    | BarrierVote::Count(_, a, negate) = barrier.vote
+                    {
                         let a = read!(a);
                         each(mask, |lane| votes_true += u32::from((a[lane] != 0) != negate));
                     }
-                    common.arrive(self.index, mask, position, id, count, !barrier.arrive, barrier.aligned, votes_true)?;
+                    common.arrive(
+                        self.index,
+                        mask,
+                        position,
+                        id,
+                        count,
+                        !barrier.arrive,
+                        barrier.aligned,
+                        votes_true,
+                    )?;
                     if barrier.arrive {
                         position += 1;
                         continue;
                     }
-                    self.fragments[chosen] = Fragment { position, lanes: mask, waiting: Waiting::Barrier(id as u32), last: self.turn };
+                    self.fragments[chosen] =
+                        Fragment { position, lanes: mask, waiting: Waiting::Barrier(id as u32), last: self.turn };
                     if mask != lanes {
-                        self.fragments.push(Fragment { position: position + 1, lanes: lanes & !mask, waiting: Waiting::No, last: self.turn });
+                        self.fragments.push(Fragment {
+                            position: position + 1,
+                            lanes: lanes & !mask,
+                            waiting: Waiting::No,
+                            last: self.turn,
+                        });
                     }
                     return Ok(false);
                 }
@@ -451,12 +492,23 @@ impl Warp {
                         position += 1;
                         continue;
                     }
-                    self.fragments[chosen] = Fragment { position, lanes: arriving, waiting: Waiting::Warp(group), last: self.turn };
+                    self.fragments[chosen] =
+                        Fragment { position, lanes: arriving, waiting: Waiting::Warp(group), last: self.turn };
                     if mask & !arriving != 0 {
-                        self.fragments.push(Fragment { position, lanes: mask & !arriving, waiting: Waiting::No, last: self.turn });
+                        self.fragments.push(Fragment {
+                            position,
+                            lanes: mask & !arriving,
+                            waiting: Waiting::No,
+                            last: self.turn,
+                        });
                     }
                     if mask != lanes {
-                        self.fragments.push(Fragment { position: position + 1, lanes: lanes & !mask, waiting: Waiting::No, last: self.turn });
+                        self.fragments.push(Fragment {
+                            position: position + 1,
+                            lanes: lanes & !mask,
+                            waiting: Waiting::No,
+                            last: self.turn,
+                        });
                     }
                     self.meet_members(common, kernel)?;
                     return Ok(false);
@@ -500,14 +552,24 @@ impl Warp {
     }
 
     #[expect(clippy::too_many_arguments, reason = "all of it is the instruction")]
-    fn warp_op(&mut self, common: &mut Common, kernel: &Kernel, constants: &[Lanes], op: &WarpOp, mask: u32, group: u32, position: usize) -> Result<(), Stop> {
+    fn warp_op(
+        &mut self,
+        common: &mut Common,
+        kernel: &Kernel,
+        constants: &[Lanes],
+        op: &WarpOp,
+        mask: u32,
+        group: u32,
+        position: usize,
+    ) -> Result<(), Stop> {
         if let Some(clock) = &mut common.clock
             && (matches!(op, WarpOp::Barrier) || common.launched.votes_order_memory)
         {
-            let threads: Vec<u16> = (0..32).filter(|lane| mask >> lane & 1 != 0).map(|lane| (self.index * 32 + lane) as u16).collect();
+            let threads: Vec<u16> =
+                (0..32).filter(|lane| mask >> lane & 1 != 0).map(|lane| (self.index * 32 + lane) as u16).collect();
             clock.barrier_some(&threads, &threads);
         }
-        let mut set = |registers: &mut Vec<Box<Lanes>>, d: u32, values: &dyn Fn(usize) -> u64| {
+        let set = |registers: &mut Vec<Box<Lanes>>, d: u32, values: &dyn Fn(usize) -> u64| {
             let out = &mut registers[d as usize];
             each(mask, |lane| out[lane] = values(lane));
         };
@@ -601,7 +663,16 @@ impl Warp {
     }
 
     /// Bytes of local memory or of the parameters.
-    fn private(&mut self, common: &Common, who: Accessor, lane: usize, address: u64, bytes: usize, space: Space, is_write: bool) -> Result<usize, Stop> {
+    fn private(
+        &mut self,
+        common: &Common,
+        who: Accessor,
+        lane: usize,
+        address: u64,
+        bytes: usize,
+        space: Space,
+        is_write: bool,
+    ) -> Result<usize, Stop> {
         let (name, size) = match space {
             Space::Local => ("the thread's", self.local.len() / WARP_THREADS),
             _ => ("the kernel's", common.launched.parameters.len()),
@@ -619,7 +690,15 @@ impl Warp {
         Ok(address as usize + if space == Space::Local { lane * size } else { 0 })
     }
 
-    fn load(&mut self, common: &mut Common, kernel: &Kernel, constants: &[Lanes], access: &MemoryAccess, mask: u32, position: usize) -> Result<(), Stop> {
+    fn load(
+        &mut self,
+        common: &mut Common,
+        kernel: &Kernel,
+        constants: &[Lanes],
+        access: &MemoryAccess,
+        mask: u32,
+        position: usize,
+    ) -> Result<(), Stop> {
         let addresses = *source(&self.registers, constants, access.address);
         let count = access.values.len();
         let total = access.bytes as usize * count;
@@ -653,7 +732,10 @@ impl Warp {
                 _ => {
                     if strong && total >= 16 && line.as_ref().is_none_or(|&(at, _)| at != address / 128) {
                         drop(line.take());
-                        line = Some((address / 128, memory.line(address).lock().unwrap_or_else(std::sync::PoisonError::into_inner)));
+                        line = Some((
+                            address / 128,
+                            memory.line(address).lock().unwrap_or_else(std::sync::PoisonError::into_inner),
+                        ));
                     }
                     common.load_global(who, address, access.bytes, count, access.strength, &mut values)?;
                     if strong {
@@ -680,7 +762,15 @@ impl Warp {
         Ok(())
     }
 
-    fn store(&mut self, common: &mut Common, kernel: &Kernel, constants: &[Lanes], access: &MemoryAccess, mask: u32, position: usize) -> Result<(), Stop> {
+    fn store(
+        &mut self,
+        common: &mut Common,
+        kernel: &Kernel,
+        constants: &[Lanes],
+        access: &MemoryAccess,
+        mask: u32,
+        position: usize,
+    ) -> Result<(), Stop> {
         let count = access.values.len();
         let total = access.bytes as usize * count;
         let keep = mask_of(access.bytes);
@@ -712,7 +802,10 @@ impl Warp {
                 _ => {
                     if strong && total >= 16 && line.as_ref().is_none_or(|&(at, _)| at != address / 128) {
                         drop(line.take());
-                        line = Some((address / 128, memory.line(address).lock().unwrap_or_else(std::sync::PoisonError::into_inner)));
+                        line = Some((
+                            address / 128,
+                            memory.line(address).lock().unwrap_or_else(std::sync::PoisonError::into_inner),
+                        ));
                     }
                     common.store_global(who, address, access.bytes, count, access.strength, &values)?;
                 }
@@ -721,7 +814,15 @@ impl Warp {
         Ok(())
     }
 
-    fn atomic(&mut self, common: &mut Common, kernel: &Kernel, constants: &[Lanes], access: &AtomicAccess, mask: u32, position: usize) -> Result<(), Stop> {
+    fn atomic(
+        &mut self,
+        common: &mut Common,
+        kernel: &Kernel,
+        constants: &[Lanes],
+        access: &AtomicAccess,
+        mask: u32,
+        position: usize,
+    ) -> Result<(), Stop> {
         let mut left = mask;
         while left != 0 {
             let lane = left.trailing_zeros() as usize & 31;
@@ -754,7 +855,15 @@ impl Warp {
         Ok(())
     }
 
-    fn multimem(&mut self, common: &mut Common, kernel: &Kernel, constants: &[Lanes], access: &MultimemAccess, mask: u32, position: usize) -> Result<(), Stop> {
+    fn multimem(
+        &mut self,
+        common: &mut Common,
+        kernel: &Kernel,
+        constants: &[Lanes],
+        access: &MultimemAccess,
+        mask: u32,
+        position: usize,
+    ) -> Result<(), Stop> {
         let bytes = access.kind.bytes();
         let count = access.values.len();
         let mut left = mask;

@@ -84,9 +84,8 @@ pub(super) fn order(code: &[Instr]) -> Vec<u32> {
                         // The entry is the block that is entered from outside; where there are several, the first of the text.
                         let inside: Vec<u32> = component.clone();
                         let entered = |block: u32| {
-                            set.iter().any(|&from| {
-                                !inside.contains(&from) && blocks.edges[from as usize].contains(&block)
-                            })
+                            set.iter()
+                                .any(|&from| !inside.contains(&from) && blocks.edges[from as usize].contains(&block))
                         };
                         let entry = if inside.len() <= 4096 {
                             inside.iter().copied().filter(|&block| entered(block)).min().unwrap_or(entry)
@@ -263,7 +262,9 @@ fn registers(instr: &mut Instr, mut each: impl FnMut(&mut u32, bool)) {
         Op::Barrier(barrier) => {
             source(&mut barrier.id, each);
             barrier.count.iter_mut().for_each(|count| source(count, each));
-            if let BarrierVote::And(d, a, _) | BarrierVote::Or(d, a, _) | BarrierVote::Count(d, a, _) = &mut barrier.vote {
+            if let BarrierVote::And(d, a, _) | BarrierVote::Or(d, a, _) | BarrierVote::Count(d, a, _) =
+                &mut barrier.vote
+            {
                 source(a, each);
                 each(d, true);
             }

@@ -60,7 +60,11 @@ impl<'t, 'a> Decoder<'t, 'a> {
         if opcode.flags.0.is_empty() { Ok(()) } else { self.unsupported(opcode) }
     }
 
-    pub(super) fn instruction(&mut self, frame: &mut Frame<'t, 'a>, instruction: &'t Instruction<'a>) -> Result<(), ParseError> {
+    pub(super) fn instruction(
+        &mut self,
+        frame: &mut Frame<'t, 'a>,
+        instruction: &'t Instruction<'a>,
+    ) -> Result<(), ParseError> {
         let guard = match instruction.guard {
             None => NO_GUARD,
             Some((name, negated)) => match self.find(frame, name)? {
@@ -74,7 +78,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
         for part in parts {
             match Type::named(part) {
                 Some(kind) => types.push(kind),
-                None => flags.extend(part.split("::").enumerate().map(|(index, piece)| if index == 0 { part } else { piece }).take(1)),
+                None => flags.extend(
+                    part.split("::").enumerate().map(|(index, piece)| if index == 0 { part } else { piece }).take(1),
+                ),
             }
         }
         let mut opcode = Opcode { full: instruction.opcode, base, types, flags: Flags(flags) };
@@ -140,7 +146,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
                 self.push(guard, Op::Unary { f: self.copy(Type::B64), d, a })
             }
             "addc" | "subc" | "madc" => self.carried(frame, guard, &mut opcode, operands),
-            "add" | "sub" | "mad" if opcode.flags.0.contains(&"cc") => self.carried(frame, guard, &mut opcode, operands),
+            "add" | "sub" | "mad" if opcode.flags.0.contains(&"cc") => {
+                self.carried(frame, guard, &mut opcode, operands)
+            }
             _ => self.arithmetic(frame, guard, &mut opcode, operands),
         }
     }
@@ -160,19 +168,30 @@ impl<'t, 'a> Decoder<'t, 'a> {
     }
 
     /// A register that is written, at least `bytes` wide.
-    fn destination(&mut self, frame: &Frame<'t, 'a>, operand: &Operand<'a>, bytes: u32) -> Result<Register, ParseError> {
+    fn destination(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        operand: &Operand<'a>,
+        bytes: u32,
+    ) -> Result<Register, ParseError> {
         Ok(self.destination_of(frame, operand, bytes)?.0)
     }
 
-    fn destination_of(&mut self, frame: &Frame<'t, 'a>, operand: &Operand<'a>, bytes: u32) -> Result<(Register, Type), ParseError> {
+    fn destination_of(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        operand: &Operand<'a>,
+        bytes: u32,
+    ) -> Result<(Register, Type), ParseError> {
         let Operand::Name(name, 0) = operand else { return self.wrong("a register", "another operand") };
         match *name {
             "_" => Ok((self.register(), Type::B64)),
             name => match self.find(frame, name)? {
                 Meaning::Register(register, kind) if kind.bytes() >= bytes => Ok((register, kind)),
-                Meaning::Register(_, kind) => {
-                    self.wrong(format!("a register of {} bits", bytes * 8), format!("`{name}` of {} bits", kind.bytes() * 8))
-                }
+                Meaning::Register(_, kind) => self.wrong(
+                    format!("a register of {} bits", bytes * 8),
+                    format!("`{name}` of {} bits", kind.bytes() * 8),
+                ),
                 _ => self.wrong("a register", format!("`{name}`")),
             },
         }
@@ -247,8 +266,14 @@ impl<'t, 'a> Decoder<'t, 'a> {
     }
 
     /// `[base + offset]`.
-    fn memory_operand(&mut self, frame: &Frame<'t, 'a>, operand: &Operand<'a>) -> Result<(Source, i64, Option<Space>), ParseError> {
-        let Operand::Address(base, offset) = operand else { return self.wrong("an address in brackets", "another operand") };
+    fn memory_operand(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        operand: &Operand<'a>,
+    ) -> Result<(Source, i64, Option<Space>), ParseError> {
+        let Operand::Address(base, offset) = operand else {
+            return self.wrong("an address in brackets", "another operand");
+        };
         let Some(name) = base else { return Ok((self.value(0), *offset, None)) };
         match self.find(frame, name)? {
             Meaning::Register(register, kind) if kind.bytes() >= 4 => Ok((Source(register), *offset, None)),
@@ -331,7 +356,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         }
     }
 
-    fn load(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn load(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let space = self.space(opcode);
         let strength = self.strength(opcode);
         self.take_hints(opcode);
@@ -339,7 +370,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
         self.understood(opcode)?;
         let kind = self.one_type(opcode)?;
         self.check_vector(opcode, kind, count)?;
-        let (Some(d), Some(address)) = (operands.first(), operands.get(1)) else { return self.wrong("2 operands", operands.len()) };
+        let (Some(d), Some(address)) = (operands.first(), operands.get(1)) else {
+            return self.wrong("2 operands", operands.len());
+        };
         let (address, offset, named) = self.memory_operand(frame, address)?;
         let mut values = Vec::new();
         let mut sign_bytes = 0;
@@ -359,10 +392,27 @@ impl<'t, 'a> Decoder<'t, 'a> {
             (Space::Parameter | Space::Generic, Some(named)) => named,
             (space, _) => space,
         };
-        self.push(guard, Op::Load(Box::new(MemoryAccess { space, strength, bytes: kind.bytes(), sign_bytes, address, offset, values })))
+        self.push(
+            guard,
+            Op::Load(Box::new(MemoryAccess {
+                space,
+                strength,
+                bytes: kind.bytes(),
+                sign_bytes,
+                address,
+                offset,
+                values,
+            })),
+        )
     }
 
-    fn store(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn store(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let space = self.space(opcode);
         let strength = self.strength(opcode);
         self.take_hints(opcode);
@@ -370,7 +420,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
         self.understood(opcode)?;
         let kind = self.one_type(opcode)?;
         self.check_vector(opcode, kind, count)?;
-        let (Some(address), Some(value)) = (operands.first(), operands.get(1)) else { return self.wrong("2 operands", operands.len()) };
+        let (Some(address), Some(value)) = (operands.first(), operands.get(1)) else {
+            return self.wrong("2 operands", operands.len());
+        };
         let (address, offset, named) = self.memory_operand(frame, address)?;
         let mut values = Vec::new();
         for value in self.elements(value, count)? {
@@ -383,7 +435,18 @@ impl<'t, 'a> Decoder<'t, 'a> {
         if matches!(space, Space::Constant | Space::Parameter) {
             return self.unsupported(opcode);
         }
-        self.push(guard, Op::Store(Box::new(MemoryAccess { space, strength, bytes: kind.bytes(), sign_bytes: 0, address, offset, values })))
+        self.push(
+            guard,
+            Op::Store(Box::new(MemoryAccess {
+                space,
+                strength,
+                bytes: kind.bytes(),
+                sign_bytes: 0,
+                address,
+                offset,
+                values,
+            })),
+        )
     }
 
     fn update(&self, opcode: &mut Opcode) -> Result<Update, ParseError> {
@@ -408,14 +471,22 @@ impl<'t, 'a> Decoder<'t, 'a> {
         let fits = match update {
             Update::Exchange | Update::CompareAndSwap => matches!(kind.bytes(), 2 | 4 | 8),
             Update::Add => (kind.is_integer() && kind.bytes() >= 4) || float,
-            Update::Min | Update::Max => (kind.is_integer() && kind.bytes() >= 4) || (float && kind.bytes() <= 4 && kind != Type::F32),
+            Update::Min | Update::Max => {
+                (kind.is_integer() && kind.bytes() >= 4) || (float && kind.bytes() <= 4 && kind != Type::F32)
+            }
             Update::Increment | Update::Decrement => kind == Type::U32,
             Update::And | Update::Or | Update::Xor => kind.is_integer() && kind.bytes() >= 4,
         };
         if fits { Ok(()) } else { self.unsupported(opcode) }
     }
 
-    fn atomic(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn atomic(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let space = self.space(opcode);
         let order = opcode.flags.take_one(&["relaxed", "acquire", "release", "acq_rel"]).unwrap_or("relaxed");
         let scope = self.scope(opcode).unwrap_or(Scope::Device);
@@ -435,7 +506,11 @@ impl<'t, 'a> Decoder<'t, 'a> {
         let mut destinations = Vec::new();
         if let Some(d) = d {
             for d in self.elements(d, count)? {
-                destinations.push(if *d == Operand::Name("_", 0) { NO_GUARD } else { self.destination(frame, d, kind.bytes())? });
+                destinations.push(if *d == Operand::Name("_", 0) {
+                    NO_GUARD
+                } else {
+                    self.destination(frame, d, kind.bytes())?
+                });
             }
         }
         let (address, offset, _) = self.memory_operand(frame, address)?;
@@ -465,7 +540,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         )
     }
 
-    fn multimem(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn multimem(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let action = match opcode.flags.take_one(&["ld_reduce", "st", "red"]) {
             Some("ld_reduce") => MultimemAction::LoadReduce,
             Some("st") => MultimemAction::Store,
@@ -501,7 +582,10 @@ impl<'t, 'a> Decoder<'t, 'a> {
                 _ => self.source(frame, value, kind)?.0,
             });
         }
-        self.push(guard, Op::Multimem(Box::new(MultimemAccess { kind, update, wide, strength, address, offset, action, values })))
+        self.push(
+            guard,
+            Op::Multimem(Box::new(MultimemAccess { kind, update, wide, strength, address, offset, action, values })),
+        )
     }
 
     fn fence(&mut self, guard: u32, opcode: &mut Opcode) -> Result<(), ParseError> {
@@ -517,7 +601,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         self.push(guard, Op::Fence(scope))
     }
 
-    fn barrier(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn barrier(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         if opcode.flags.take("warp") {
             let [members] = self.exactly(operands)?;
             let members = self.source(frame, members, Type::B32)?;
@@ -547,11 +637,15 @@ impl<'t, 'a> Decoder<'t, 'a> {
                 let Some((predicate, rest)) = rest.split_last() else { return self.wrong("a predicate", "nothing") };
                 let (a, negate) = self.predicate(frame, predicate)?;
                 let d = self.destination(frame, d, if logic == "popc" { 4 } else { 1 })?;
-                (false, rest, match logic {
-                    "and" => BarrierVote::And(d, a, negate),
-                    "or" => BarrierVote::Or(d, a, negate),
-                    _ => BarrierVote::Count(d, a, negate),
-                })
+                (
+                    false,
+                    rest,
+                    match logic {
+                        "and" => BarrierVote::And(d, a, negate),
+                        "or" => BarrierVote::Or(d, a, negate),
+                        _ => BarrierVote::Count(d, a, negate),
+                    },
+                )
             }
             _ => return self.unsupported(opcode),
         };
@@ -574,7 +668,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         }
     }
 
-    fn warp(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn warp(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         if !opcode.flags.take("sync") {
             return self.unsupported(opcode);
         }
@@ -587,7 +687,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
             let members = self.source(frame, members, Type::B32)?;
             return self.push(guard, Op::Warp { members, op: Box::new(WarpOp::Elect { d, elected }) });
         }
-        let (Some(d), Some(members)) = (operands.first(), operands.last()) else { return self.wrong("operands", "`;`") };
+        let (Some(d), Some(members)) = (operands.first(), operands.last()) else {
+            return self.wrong("operands", "`;`");
+        };
         let members = self.source(frame, members, Type::B32)?;
         let (d, valid) = self.pair(d);
         let valid = match valid {
@@ -640,7 +742,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
             _ => {
                 let update = self.update(opcode)?;
                 let kind = self.one_type(opcode)?;
-                if kind.bytes() != 4 || !kind.is_integer() || matches!(update, Update::Exchange | Update::CompareAndSwap | Update::Increment | Update::Decrement) {
+                if kind.bytes() != 4
+                    || !kind.is_integer()
+                    || matches!(
+                        update,
+                        Update::Exchange | Update::CompareAndSwap | Update::Increment | Update::Decrement
+                    )
+                {
                     return self.unsupported(opcode);
                 }
                 let [_, a, _] = self.exactly(operands)?;
@@ -651,9 +759,16 @@ impl<'t, 'a> Decoder<'t, 'a> {
         self.push(guard, Op::Warp { members, op: Box::new(op) })
     }
 
-    fn compare(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn compare(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let operators = [
-            "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
+            "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu",
+            "num", "nan",
         ];
         let Some(operator) = opcode.flags.take_one(&operators) else { return self.unsupported(opcode) };
         let combine = match opcode.flags.take_one(&["and", "or", "xor"]) {
@@ -702,7 +817,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         }
     }
 
-    fn mov(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn mov(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         self.understood(opcode)?;
         let [kind] = opcode.types[..] else { return self.unsupported(opcode) };
         let [d, a] = self.exactly(operands)?;
@@ -718,7 +839,11 @@ impl<'t, 'a> Decoder<'t, 'a> {
                 let a = self.source(frame, a, kind)?;
                 let mut destinations = Vec::new();
                 for d in list {
-                    destinations.push(if *d == Operand::Name("_", 0) { NO_GUARD } else { self.destination(frame, d, element.bytes())? });
+                    destinations.push(if *d == Operand::Name("_", 0) {
+                        NO_GUARD
+                    } else {
+                        self.destination(frame, d, element.bytes())?
+                    });
                 }
                 self.push(guard, Op::Unpack { destinations: destinations.into(), a, bits: element.bytes() * 8 })
             }
@@ -743,7 +868,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
                 }
                 let a = match a {
                     // A register whose special value has fewer bits than is asked for holds zeros above.
-                    Operand::Name(name, 0) if SPECIALS.iter().any(|entry| entry.0 == *name) => self.source(frame, a, Type::B8)?,
+                    Operand::Name(name, 0) if SPECIALS.iter().any(|entry| entry.0 == *name) => {
+                        self.source(frame, a, Type::B8)?
+                    }
                     _ => self.source(frame, a, kind)?,
                 };
                 self.push(guard, Op::Unary { f: self.copy(kind), d, a })
@@ -751,7 +878,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         }
     }
 
-    fn address(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn address(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let to_space = opcode.flags.take("to");
         let space = self.space(opcode);
         self.understood(opcode)?;
@@ -770,7 +903,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
 
     fn call(&mut self, frame: &Frame<'t, 'a>, guard: u32, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
         let (results, name, arguments) = match operands {
-            [Operand::List(results), Operand::Name(name, 0), Operand::List(arguments), ..] => (&results[..], *name, &arguments[..]),
+            [Operand::List(results), Operand::Name(name, 0), Operand::List(arguments), ..] => {
+                (&results[..], *name, &arguments[..])
+            }
             [Operand::List(results), Operand::Name(name, 0)] => (&results[..], *name, &[][..]),
             [Operand::Name(name, 0), Operand::List(arguments), ..] => (&[][..], *name, &arguments[..]),
             [Operand::Name(name, 0)] => (&[][..], *name, &[][..]),
@@ -823,10 +958,16 @@ impl<'t, 'a> Decoder<'t, 'a> {
                     for at in (0..bytes).step_by(step as usize) {
                         let (from, to) = if is_result { (inner, outer) } else { (outer, inner) };
                         let (from, to) = (from + at as i64, to + at as i64);
-                        if is_result { after.push((from, to, step as u32)) } else { self.copy_local(from, to, step as u32)? }
+                        if is_result {
+                            after.push((from, to, step as u32))
+                        } else {
+                            self.copy_local(from, to, step as u32)?
+                        }
                     }
                 }
-                (Meaning::Register(inner, _), Some(Meaning::Register(outer, _)), true) => after.push((i64::from(inner), i64::from(outer), 0)),
+                (Meaning::Register(inner, _), Some(Meaning::Register(outer, _)), true) => {
+                    after.push((i64::from(inner), i64::from(outer), 0))
+                }
                 (Meaning::Register(inner, _), _, false) => {
                     let a = self.source(frame, actual, kind)?;
                     self.push(NO_GUARD, Op::Unary { f: self.copy(kind), d: inner, a })?;
@@ -860,20 +1001,42 @@ impl<'t, 'a> Decoder<'t, 'a> {
     fn store_local(&mut self, offset: i64, bytes: u32, a: Source) -> Result<(), ParseError> {
         let address = self.value(0);
         let values = vec![a.0];
-        let access = MemoryAccess { space: Space::Local, strength: Strength::Weak, bytes, sign_bytes: 0, address, offset, values };
+        let access = MemoryAccess {
+            space: Space::Local,
+            strength: Strength::Weak,
+            bytes,
+            sign_bytes: 0,
+            address,
+            offset,
+            values,
+        };
         self.push(NO_GUARD, Op::Store(Box::new(access)))
     }
 
     fn copy_local(&mut self, from: i64, to: i64, bytes: u32) -> Result<(), ParseError> {
         let (d, address) = (self.register(), self.value(0));
         let values = vec![d];
-        let access = MemoryAccess { space: Space::Local, strength: Strength::Weak, bytes, sign_bytes: 0, address, offset: from, values };
+        let access = MemoryAccess {
+            space: Space::Local,
+            strength: Strength::Weak,
+            bytes,
+            sign_bytes: 0,
+            address,
+            offset: from,
+            values,
+        };
         self.push(NO_GUARD, Op::Load(Box::new(access)))?;
         self.store_local(to, bytes, Source(d))
     }
 
     /// Sums and products with a carry.
-    fn carried(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn carried(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let sets = opcode.flags.take("cc");
         let uses = opcode.base.ends_with('c');
         let kind = self.one_type(opcode)?;
@@ -886,7 +1049,9 @@ impl<'t, 'a> Decoder<'t, 'a> {
         let (a, b) = if base == "mad" {
             let [_, a, b, c] = self.exactly(operands)?;
             let (a, b, c) = (self.source(frame, a, kind)?, self.source(frame, b, kind)?, self.source(frame, c, kind)?);
-            let Some(Operation::Binary(f)) = arithmetic::find("mul", &[kind], 2, &mut opcode.flags) else { return self.unsupported(opcode) };
+            let Some(Operation::Binary(f)) = arithmetic::find("mul", &[kind], 2, &mut opcode.flags) else {
+                return self.unsupported(opcode);
+            };
             let product = self.register();
             self.push(guard, Op::Binary { f, d: product, a, b })?;
             (Source(product), c)
@@ -909,7 +1074,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
         Ok(())
     }
 
-    fn arithmetic(&mut self, frame: &Frame<'t, 'a>, guard: u32, opcode: &mut Opcode, operands: &'t [Operand<'a>]) -> Result<(), ParseError> {
+    fn arithmetic(
+        &mut self,
+        frame: &Frame<'t, 'a>,
+        guard: u32,
+        opcode: &mut Opcode,
+        operands: &'t [Operand<'a>],
+    ) -> Result<(), ParseError> {
         let Some((d, sources)) = operands.split_first() else { return self.unsupported(opcode) };
         let Some(operation) = arithmetic::find(opcode.base, &opcode.types, sources.len(), &mut opcode.flags) else {
             return self.unsupported(opcode);
@@ -934,7 +1105,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
                 ("shl" | "shr", 1) | ("bfe", 1 | 2) | ("bfi", 2 | 3) => Type::U32,
                 ("selp", 2) => Type::Pred,
                 ("slct", 0 | 1) => first,
-                ("mad", 2) if wide => if kind.bytes() == 2 { Type::B32 } else { Type::B64 },
+                ("mad", 2) if wide => {
+                    if kind.bytes() == 2 {
+                        Type::B32
+                    } else {
+                        Type::B64
+                    }
+                }
                 ("add" | "sub", 1) | ("fma", 2) if opcode.types.len() == 2 => first,
                 ("cvt", _) => match kind {
                     // `cvt` may read a register that is wider than the type.
@@ -954,14 +1131,17 @@ impl<'t, 'a> Decoder<'t, 'a> {
         }
         let [a, b, c, _] = s;
         let d = register;
-        self.push(guard, match operation {
-            Operation::Unary(f) => Op::Unary { f, d, a },
-            Operation::Binary(f) => Op::Binary { f, d, a, b },
-            Operation::Ternary(f) => Op::Ternary { f, d, a, b, c },
-            Operation::Quaternary(f) => Op::Quaternary { f, d, s },
-            Operation::Convert(conversion) => Op::Convert { conversion: Box::new(conversion), d, a },
-            Operation::ConvertTwo(conversion) => Op::ConvertTwo { conversion: Box::new(conversion), d, a, b },
-        })?;
+        self.push(
+            guard,
+            match operation {
+                Operation::Unary(f) => Op::Unary { f, d, a },
+                Operation::Binary(f) => Op::Binary { f, d, a, b },
+                Operation::Ternary(f) => Op::Ternary { f, d, a, b, c },
+                Operation::Quaternary(f) => Op::Quaternary { f, d, s },
+                Operation::Convert(conversion) => Op::Convert { conversion: Box::new(conversion), d, a },
+                Operation::ConvertTwo(conversion) => Op::ConvertTwo { conversion: Box::new(conversion), d, a, b },
+            },
+        )?;
         if opcode.base == "cvt" && first.is_signed() && held.bytes() > first.bytes() {
             self.push(guard, Op::SignExtend { d, a: Source(d), from_bytes: first.bytes(), to_bytes: held.bytes() })?;
         }

@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn words_numbers_and_marks_are_told_apart_with_their_lines() {
-        let text = "ld.global.L1::no_allocate.v4.b32 {%r1}, [%rd1+-8]; // note\n/* two\nlines */ 0f3F800000 1.5e-3 0x1F 017";
+        let text =
+            "ld.global.L1::no_allocate.v4.b32 {%r1}, [%rd1+-8]; // note\n/* two\nlines */ 0f3F800000 1.5e-3 0x1F 017";
         let tokens = tokens(text).unwrap();
         assert_eq!(tokens[0], (Token::Word("ld.global.L1::no_allocate.v4.b32"), 1));
         assert!(tokens.contains(&(Token::Mark(b'-'), 1)));

@@ -434,7 +434,9 @@ impl<'a> Parser<'a> {
                 Token::Word(".align") => {
                     self.at += 1;
                     match self.next() {
-                        Token::Integer(align) if align.is_power_of_two() && align <= 4096 => template.align = Some(align),
+                        Token::Integer(align) if align.is_power_of_two() && align <= 4096 => {
+                            template.align = Some(align)
+                        }
                         _ => {
                             self.at -= 1;
                             return self.wrong("an alignment");
@@ -771,11 +773,8 @@ impl<'a> Parser<'a> {
             Token::Mark(b'-' | b'~' | b'(') | Token::Integer(_) => Operand::Integer(self.constant()? as u64),
             _ => return self.wrong("an operand"),
         };
-        let operand = if self.accept(b'|') {
-            Operand::Pair(Box::new(operand), Box::new(self.operand()?))
-        } else {
-            operand
-        };
+        let operand =
+            if self.accept(b'|') { Operand::Pair(Box::new(operand), Box::new(self.operand()?)) } else { operand };
         self.depth -= 1;
         Ok(operand)
     }
