@@ -379,6 +379,9 @@ impl Machine {
     /// # Errors
     /// The range is not inside one allocation, or a kernel that nothing orders with this thread uses it.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let allocation = self.0.memory.find_range(address, bytes.len() as u64)?;
         let mut result = Ok(());
         pieces(address, bytes.len() as u64, |at, width| {
@@ -400,6 +403,9 @@ impl Machine {
     /// # Errors
     /// As for [`Machine::write`].
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let allocation = self.0.memory.find_range(address, bytes.len() as u64)?;
         let mut result = Ok(());
         pieces(address, bytes.len() as u64, |at, width| {
