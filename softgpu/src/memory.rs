@@ -76,6 +76,9 @@ pub enum MemoryError {
     Race(Box<crate::Fault>),
 }
 
+/// The race detector's notes, page by page, made when they are needed.
+type Shadow = Box<[OnceLock<Box<Mutex<Page>>>]>;
+
 /// A range of memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -87,7 +90,7 @@ pub(crate) struct Allocation {
     layout: Option<Layout>,
     /// A bit for each byte that has been written; absent where all bytes count as written.
     written: OnceLock<Box<[AtomicU64]>>,
-    shadow: OnceLock<Box<[OnceLock<Box<Mutex<Page>>>]>>,
+    shadow: OnceLock<Shadow>,
     /// For a multicast group: the members' addresses.
     pub(crate) members: RwLock<Vec<u64>>,
 }
@@ -188,9 +191,7 @@ impl Allocation {
     }
 
     fn bits(&self) -> Option<&[AtomicU64]> {
-        if self.layout.is_none() {
-            return None;
-        }
+        self.layout?;
         Some(self.written.get_or_init(|| (0..self.bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()))
     }
 

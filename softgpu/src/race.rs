@@ -581,10 +581,12 @@ fn access_granule(
     }
     let clean =
         |part: &Cell<State>| matches!(part, Cell::Whole(state) if state.read.access.block == 0 && state.more.is_none());
-    if is_write && from == 0 && to == GRANULE && parts.iter().all(clean) {
-        if let Cell::Whole(state) = &parts[0] {
-            *cell = Cell::Whole(state.clone());
-        }
+    if is_write
+        && (from, to) == (0, GRANULE)
+        && parts.iter().all(clean)
+        && let Cell::Whole(state) = &parts[0]
+    {
+        *cell = Cell::Whole(state.clone());
     }
     conflict
 }

@@ -1,5 +1,7 @@
 //! Comparisons: 0 or 1 in each lane.
 
+#![allow(clippy::neg_cmp_op_on_partial_ord, reason = "an unordered comparison is the negation of an ordered one")]
+
 use super::Binary;
 use super::float::{flush, widen_bf16, widen_f16};
 use crate::types::Type;

@@ -11,11 +11,22 @@ use crate::module::{Strength, Update};
 use crate::race::{Access, Page};
 use crate::types::{Type, mask_of, sign_extend};
 
-/// The allocations that a block has touched last. Each is counted by the block itself once more, so that handing one out
-/// does not make workers fight over one reference count.
+/// An allocation as one block holds it: counted by the block itself once more, so that handing it out does not make workers
+/// fight over one reference count.
+pub(super) struct Held(Arc<Allocation>);
+
+impl std::ops::Deref for Held {
+    type Target = Allocation;
+
+    fn deref(&self) -> &Allocation {
+        &self.0
+    }
+}
+
+/// The allocations that a block has touched last.
 #[derive(Default)]
 pub(super) struct Cache {
-    entries: Vec<Arc<Arc<Allocation>>>,
+    entries: Vec<Arc<Held>>,
     generation: u64,
 }
 
@@ -33,11 +44,11 @@ impl Cache {
     }
 
     #[inline(always)]
-    fn find(&mut self, memory: &Memory, address: u64) -> Option<Arc<Arc<Allocation>>> {
+    fn find(&mut self, memory: &Memory, address: u64) -> Option<Arc<Held>> {
         if let Some(at) = self.entries.iter().position(|entry| entry.contains(address, 1)) {
             return Some(self.entries[at].clone());
         }
-        let found = Arc::new(memory.find(address)?);
+        let found = Arc::new(Held(memory.find(address)?));
         if self.entries.len() == CACHE_ENTRIES {
             self.entries.remove(0);
         }
@@ -129,14 +140,8 @@ impl Common {
 
     /// The allocation of an access, all of whose bytes are inside it and may be reached.
     #[inline(always)]
-    fn allocation(
-        &mut self,
-        who: Accessor,
-        address: u64,
-        bytes: u32,
-        is_write: bool,
-    ) -> Result<Arc<Arc<Allocation>>, Stop> {
-        if address % u64::from(bytes) != 0 {
+    fn allocation(&mut self, who: Accessor, address: u64, bytes: u32, is_write: bool) -> Result<Arc<Held>, Stop> {
+        if !address.is_multiple_of(u64::from(bytes)) {
             let detail = format!("{}, which must be aligned to as many,", name_of(is_write, bytes));
             self.fault_at(FaultKind::Misaligned, who, address, detail)?;
         }
@@ -284,7 +289,7 @@ impl Common {
 
     /// Checks an access to shared memory; answers where it begins.
     fn shared_range(&mut self, who: Accessor, address: u64, bytes: u32, is_write: bool) -> Result<usize, Stop> {
-        if address % u64::from(bytes) != 0 {
+        if !address.is_multiple_of(u64::from(bytes)) {
             let detail = format!("{} in shared memory, which must be aligned to as many,", name_of(is_write, bytes));
             self.fault_at(FaultKind::Misaligned, who, address, detail)?;
         }
@@ -384,7 +389,7 @@ impl Common {
 
     /// The members of a multicast group at an address.
     pub(super) fn multicast(&mut self, who: Accessor, address: u64, bytes: u32) -> Result<Vec<u64>, Stop> {
-        if address % u64::from(bytes) != 0 {
+        if !address.is_multiple_of(u64::from(bytes)) {
             let detail = format!("multimem access to {bytes} bytes, which must be aligned to as many,");
             self.fault_at(FaultKind::Misaligned, who, address, detail)?;
         }

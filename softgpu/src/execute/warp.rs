@@ -46,6 +46,7 @@ pub(super) enum Ran {
     Asleep(Instant),
 }
 
+#[expect(clippy::vec_box, reason = "registers are swapped with the scratch one, by their pointers")]
 pub(super) struct Warp {
     pub(super) index: u32,
     pub(super) registers: Vec<Box<Lanes>>,
@@ -73,7 +74,7 @@ impl Warp {
         let mut registers: Vec<Box<Lanes>> = (0..kernel.registers).map(|_| Box::new([0; WARP_THREADS])).collect();
         let at = launched.grid.coordinate(block);
         let mut set = |special: Special, value: &dyn Fn(u32) -> u64| {
-            registers[special as usize] = Box::new(std::array::from_fn(|lane| value(lane as u32)));
+            *registers[special as usize] = std::array::from_fn(|lane| value(lane as u32));
         };
         let thread = |lane: u32| launched.block.coordinate((index * 32 + lane).into());
         set(Special::TidX, &|lane| thread(lane).x.into());
@@ -137,7 +138,7 @@ impl Warp {
         }
         self.turn = self.turn.wrapping_add(1);
         let ready = self.fragments.iter().enumerate().filter(|(_, fragment)| fragment.waiting == Waiting::No);
-        let chosen = if self.turn % TURNS_MAX == 0 {
+        let chosen = if self.turn.is_multiple_of(TURNS_MAX) {
             ready.max_by_key(|(_, fragment)| self.turn.wrapping_sub(fragment.last))?.0
         } else {
             ready.min_by_key(|(_, fragment)| (kernel.order[fragment.position] & !BLOCK_START, fragment.position))?.0
@@ -662,7 +663,8 @@ impl Warp {
         Ok(())
     }
 
-    /// Bytes of local memory or of the parameters.
+    /// Where bytes of local memory or of the parameters begin.
+    #[expect(clippy::too_many_arguments, reason = "all of it is the access")]
     fn private(
         &mut self,
         common: &Common,
@@ -679,7 +681,7 @@ impl Warp {
         };
         let what = if space == Space::Local { "local memory" } else { "parameters" };
         let verb = if is_write { "store" } else { "load" };
-        if address % bytes as u64 != 0 {
+        if !address.is_multiple_of(bytes as u64) {
             let detail = format!("{verb} of {bytes} bytes in {what}, which must be aligned to as many,");
             common.fault(FaultKind::Misaligned, who.line, who.thread, Some(address), detail)?;
         }

@@ -1113,10 +1113,6 @@ impl<'t, 'a> Decoder<'t, 'a> {
                     }
                 }
                 ("add" | "sub", 1) | ("fma", 2) if opcode.types.len() == 2 => first,
-                ("cvt", _) => match kind {
-                    // `cvt` may read a register that is wider than the type.
-                    kind => kind,
-                },
                 _ => kind,
             };
             s[index] = if wanted == Type::Pred && opcode.base == "selp" {

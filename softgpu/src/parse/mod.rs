@@ -567,13 +567,7 @@ impl<'a> Parser<'a> {
 
     /// `+ n`, `- n`, `+ -n`, or nothing.
     fn offset(&mut self) -> Result<i64> {
-        if self.accept(b'+') {
-            Ok(self.constant()? as i64)
-        } else if self.peek() == Token::Mark(b'-') {
-            Ok(self.constant()? as i64)
-        } else {
-            Ok(0)
-        }
+        if self.accept(b'+') || self.peek() == Token::Mark(b'-') { Ok(self.constant()? as i64) } else { Ok(0) }
     }
 
     /// A constant expression of integers: signs, `~`, parentheses, and a chain of binary operators from left to right.
