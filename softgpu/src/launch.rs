@@ -144,6 +144,12 @@ pub enum LaunchError {
         /// Which kernel.
         kernel: String,
     },
+    /// The interpreter panicked, and has said why on the standard error.
+    #[error("softgpu itself failed in the launch of {kernel}")]
+    Internal {
+        /// Which kernel.
+        kernel: String,
+    },
     /// It executed too many instructions.
     #[error("the launch of {kernel} was ended after {instructions} thread instructions")]
     Budget {
@@ -651,6 +657,7 @@ impl Running {
                 blocks: self.launched.grid.volume(),
             }),
             Some(StopReason::Deadline) => Err(LaunchError::Deadline { kernel }),
+            Some(StopReason::Internal) => Err(LaunchError::Internal { kernel }),
             Some(StopReason::Budget) => Err(LaunchError::Budget { kernel, instructions }),
             Some(StopReason::Aborted | StopReason::Fault) => Err(LaunchError::Aborted { kernel }),
         }
@@ -728,7 +735,12 @@ impl Queue {
                 }
             };
             let launched = block.launched().clone();
-            match block.run() {
+            // A panic here would be a fault of this crate; whoever waits must hear of it all the same.
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| block.run())).unwrap_or_else(|_| {
+                launched.stop(StopReason::Internal);
+                Outcome::Stopped
+            });
+            match outcome {
                 Outcome::Again(wake) => self.add(std::iter::once(Task::Continue(block, wake))),
                 Outcome::Finished => self.add(std::iter::once(Task::Start(launched))),
                 Outcome::Stopped => launched.give_back_ticket(),

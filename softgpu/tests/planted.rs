@@ -281,3 +281,15 @@ fn a_kernel_that_never_ends_is_ended_by_abort_deadline_and_budget() {
     let running = launch(LaunchOptions { instructions_max: 10_000, ..bench.options(1, 32) });
     assert!(matches!(running.wait(), Err(LaunchError::Budget { .. })));
 }
+
+#[test]
+fn lines_of_128_bytes_that_a_warp_stores_at_once_arrive_whole() {
+    let bench = bench(FLAGS);
+    for races in [false, true] {
+        bench.machine.write(bench.data, &[0; 4096]).unwrap();
+        bench.machine.run(&bench.module, "whole_lines", LaunchOptions { races, ..bench.options(2, 32) }).unwrap();
+        let mut torn = [1; 256];
+        bench.machine.read(bench.data + 1024, &mut torn).unwrap();
+        assert_eq!(torn, [0; 256], "some lane found words of different stores in one line");
+    }
+}

@@ -40,6 +40,8 @@ pub(crate) enum StopReason {
     Aborted,
     Deadline,
     Budget,
+    /// The interpreter itself panicked.
+    Internal,
 }
 
 /// A block cannot go on; the reason is with the launch.
