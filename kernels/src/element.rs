@@ -2,7 +2,10 @@
 //!
 //! A new type is one `element!` row here and one row in the kernel table.
 
-use crate::target::{PACK_BYTES, load_pack, maximum, minimum, narrow_bf16, narrow_f16, widen_f16};
+use crate::target::{
+    ADDS_BF16_PACKS, ADDS_F16_PACKS, PACK_BYTES, add_bf16_packs, add_f16_packs, maximum, minimum, narrow_bf16,
+    narrow_f16, widen_f16,
+};
 
 /// What arithmetic is done in.
 pub trait Number: Copy {
@@ -65,31 +68,30 @@ pub trait Element: Copy + 'static {
     /// `number × factor`, the last step of an average. The average of finite elements is never larger than the largest of
     /// them, so where the product would be infinite that is a rounding error, and the result is the largest element.
     fn finished(number: Self::Number, factor: f32) -> Self::Number;
-    /// The numbers of the pack at `address`.
-    ///
-    /// # Safety
-    /// As [`load_pack`].
-    unsafe fn load(address: *const u8) -> Self::Wide;
-    /// `f` of each number of `wide` and its counterpart in the pack at `address`.
-    ///
-    /// # Safety
-    /// As [`load_pack`].
-    unsafe fn load_with(
-        wide: &mut Self::Wide,
-        address: *const u8,
-        f: impl Fn(Self::Number, Self::Number) -> Self::Number,
-    );
+    /// [`Element::widen`] of a whole pack.
+    fn widen_pack(pack: Self::Pack) -> Self::Wide;
+    /// `f` of each number of `wide` and its counterpart in the pack.
+    fn widen_with(wide: &mut Self::Wide, pack: Self::Pack, f: impl Fn(Self::Number, Self::Number) -> Self::Number);
     /// `f` of each number.
     fn map(wide: &mut Self::Wide, f: impl Fn(Self::Number) -> Self::Number);
     /// [`Element::narrow`] of a whole pack.
     fn narrow_pack(wide: &Self::Wide) -> Self::Pack;
+    /// Whether the target adds packs of this type, with the very bits that adding their numbers gives.
+    const ADDS_PACKS: bool = false;
+    /// The sum of two packs, element by element, if [`Element::ADDS_PACKS`].
+    fn add_packs(left: Self::Pack, _right: Self::Pack) -> Self::Pack {
+        left
+    }
 }
 
 // On the host a pack is long, and each function below is one plain loop from memory to a local array or back: that is the
 // shape which the compiler turns into vector instructions of whatever width the function is compiled for. On a GPU a pack
 // is one 16-byte access, and the loops unroll into registers.
 macro_rules! element {
-    ($(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $largest:expr, $widen:expr, $narrow:expr) => {
+    (
+        $(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $largest:expr, $widen:expr, $narrow:expr
+        $(, adds packs if $adds:expr, by $add:expr)?
+    ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
@@ -121,9 +123,7 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            unsafe fn load(address: *const u8) -> Self::Wide {
-                // SAFETY: passed on from the caller.
-                let pack: Self::Pack = unsafe { load_pack(address) };
+            fn widen_pack(pack: Self::Pack) -> Self::Wide {
                 let mut wide = [$zero; PACK_BYTES / size_of::<$bits>()];
                 for (wide, bits) in wide.iter_mut().zip(&pack) {
                     *wide = $widen(*bits);
@@ -132,9 +132,7 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            unsafe fn load_with(wide: &mut Self::Wide, address: *const u8, f: impl Fn($number, $number) -> $number) {
-                // SAFETY: passed on from the caller.
-                let pack: Self::Pack = unsafe { load_pack(address) };
+            fn widen_with(wide: &mut Self::Wide, pack: Self::Pack, f: impl Fn($number, $number) -> $number) {
                 for (wide, bits) in wide.iter_mut().zip(&pack) {
                     *wide = f(*wide, $widen(*bits));
                 }
@@ -155,6 +153,15 @@ macro_rules! element {
                 }
                 pack
             }
+
+            $(
+                const ADDS_PACKS: bool = $adds;
+
+                #[inline(always)]
+                fn add_packs(left: Self::Pack, right: Self::Pack) -> Self::Pack {
+                    $add(left, right)
+                }
+            )?
         }
     };
 }
@@ -177,7 +184,8 @@ element!(
     0.0,
     65504.0,
     widen_f16,
-    narrow_f16
+    narrow_f16,
+    adds packs if ADDS_F16_PACKS, by add_f16_packs
 );
 element!(
     /// The upper half of a binary32, calculated in f32.
@@ -187,7 +195,8 @@ element!(
     0.0,
     f32::from_bits(0x7f7f_0000),
     widen_bf16,
-    narrow_bf16
+    narrow_bf16,
+    adds packs if ADDS_BF16_PACKS, by add_bf16_packs
 );
 
 /// bf16 to f32, exactly.

@@ -8,16 +8,18 @@
 //! All threads of a team call it together. The operands of a step are shared out among them: thread `t` polls operand `t`,
 //! leaves its address where all can read it, and publishes or releases it at the end; votes join their findings.
 
+use core::ptr;
+
 use crate::element::Element;
 use crate::layout::{
-    Call, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime,
+    Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime,
     operand_flag, operand_kind, step_flag,
 };
 use crate::reduce_copy::{Isa, Operands, reduce_copy};
 use crate::reduction::Reduction;
 use crate::target::{
-    all, any, barrier, begin_touch, end_touch, is_aborted, load_acquire, store_release, thread_count, thread_index,
-    timestamp,
+    all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, store_release, thread_count,
+    thread_index, timestamp,
 };
 
 /// How far a program has come.
@@ -82,11 +84,7 @@ pub unsafe fn advance<E: Element, R: Reduction>(
         return Progress::Done;
     }
     // SAFETY: the state is in range: it starts at the first step, and `move_on` keeps it there.
-    let (looped, step, operands) = unsafe {
-        let looped = &*program.loops.add(state.loop_index as usize);
-        let step = &*program.steps.add((looped.first_step + state.step) as usize);
-        (looped, step, program.operands.add(step.first_operand as usize))
-    };
+    let (looped, step, operands) = unsafe { current(program, state) };
     let start = state.iteration * u64::from(looped.chunk_bytes);
     let remaining = step.bytes.saturating_sub(start);
     let chunk = u64::from(looped.chunk_bytes);
@@ -119,6 +117,9 @@ pub unsafe fn advance<E: Element, R: Reduction>(
     }
     // Every thread's loads and stores come before the counters that any thread moves below.
     barrier();
+    // SAFETY: as above.
+    let (looped, step, operands) = unsafe { current(forgotten(program), state) };
+    let touches_windows = step.flags & step_flag::TOUCHES_WINDOWS != 0;
     if touches_windows {
         // SAFETY: as above.
         unsafe { end_touch(call.touching) };
@@ -137,6 +138,20 @@ pub unsafe fn advance<E: Element, R: Reduction>(
     }
     move_on(state, looped.step_count, looped.iterations);
     Progress::Fired
+}
+
+/// The loop and the step at which a program is, and that step's first operand.
+///
+/// # Safety
+/// The state is in range.
+#[inline(always)]
+unsafe fn current<'a>(program: &'a Program, state: &State) -> (&'a Loop, &'a Step, *const Operand) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let looped = &*program.loops.add(state.loop_index as usize);
+        let step = &*program.steps.add((looped.first_step + state.step) as usize);
+        (looped, step, program.operands.add(step.first_operand as usize))
+    }
 }
 
 /// The next step, iteration or loop.
@@ -193,15 +208,19 @@ unsafe fn poll(
                 }
                 _ if index < step.source_count => {
                     let end = &mut *call.receives.add(operand.index as usize);
-                    match poll_receive(end, call) {
-                        Ok(address) => address,
-                        Err(true) => return Poll::Mismatch(index),
-                        Err(false) => return Poll::Waiting(index),
+                    let (found, address) = poll_receive(end, call);
+                    match found {
+                        Found::Ready => address,
+                        Found::Waiting => return Poll::Waiting(index),
+                        Found::Mismatch => return Poll::Mismatch(index),
                     }
                 }
                 _ => {
                     let end = &mut *call.sends.add(operand.index as usize);
-                    let Some(address) = poll_send(end) else { return Poll::Waiting(index) };
+                    let address = poll_send(end);
+                    if address.is_null() {
+                        return Poll::Waiting(index);
+                    }
                     address
                 }
             };
@@ -212,12 +231,19 @@ unsafe fn poll(
     found
 }
 
-/// The data of the current slot, if it is full; `Err(true)` if it belongs to another call.
+/// What there is at a slot.
+enum Found {
+    Ready,
+    Waiting,
+    Mismatch,
+}
+
+/// The data of the current slot if it is full, and belongs to this call; else null.
 ///
 /// # Safety
 /// The connection's memory is valid, and no other thread uses this end now.
 #[inline(always)]
-unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> Result<*mut u8, bool> {
+unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> (Found, *mut u8) {
     // SAFETY: the slot lies inside the connection's memory; its data is this side's from when `full` says so until the slot
     // is released.
     unsafe {
@@ -225,31 +251,31 @@ unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> Result<*mut u8, boo
         let header = slot.cast::<SlotHeader>();
         // Acquires what the producer wrote into the slot before it published it.
         if load_acquire(&raw const (*header).full) != end.received + 1 {
-            return Err(false);
+            return (Found::Waiting, ptr::null_mut());
         }
         if (*header).fingerprint != call.fingerprint {
-            return Err(true);
+            return (Found::Mismatch, ptr::null_mut());
         }
-        Ok(slot.add(SLOT_HEADER_BYTES))
+        (Found::Ready, slot.add(SLOT_HEADER_BYTES))
     }
 }
 
-/// The data of the next slot, if it is free.
+/// The data of the next slot if it is free, else null.
 ///
 /// # Safety
 /// As [`poll_receive`].
 #[inline(always)]
-unsafe fn poll_send(end: &mut SendEnd) -> Option<*mut u8> {
+unsafe fn poll_send(end: &mut SendEnd) -> *mut u8 {
     if end.sent - end.credit >= u64::from(end.slot_count) {
         // Acquires the consumer's last look at the slot that it released.
         // SAFETY: the counter is valid.
         end.credit = unsafe { load_acquire(&raw const (*end.empty).value) };
         if end.sent - end.credit >= u64::from(end.slot_count) {
-            return None;
+            return ptr::null_mut();
         }
     }
     // SAFETY: the slot lies inside the connection's memory, and is this side's until it is published.
-    unsafe { Some(slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).add(SLOT_HEADER_BYTES)) }
+    unsafe { slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).add(SLOT_HEADER_BYTES) }
 }
 
 /// The header of the slot that comes `count`-th on a connection.

@@ -15,6 +15,9 @@
     allow(internal_features)
 )]
 
+#[macro_use]
+mod unrolled;
+
 pub mod element;
 #[cfg(target_arch = "nvptx64")]
 mod entry;

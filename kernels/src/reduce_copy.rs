@@ -15,8 +15,8 @@ use crate::element::{Element, Number};
 use crate::layout::SPECIALISED_OPERANDS;
 use crate::reduction::Reduction;
 use crate::target::{
-    PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, UNROLL, WARP_THREADS, copy, load_pack,
-    prefetch_for_writing, store_pack, thread_count, thread_index,
+    PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, SPECIALISES_DESTINATIONS, UNROLL,
+    WARP_THREADS, copy, load_pack, prefetch_for_writing, store_pack, thread_count, thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -120,20 +120,59 @@ fn finish_of<R: Reduction>(operands: &impl Operands) -> f32 {
 #[inline(always)]
 unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
     const { assert!(SPECIALISED_OPERANDS == 4) };
-    let any_number = Indirect(operands, PhantomData::<R>);
+    let any_number: Indirect<_, R> = Indirect::new(operands);
     let range = Range::of(&any_number, bytes);
-    let few_destinations = operands.destination_count() <= SPECIALISED_OPERANDS;
     // SAFETY: passed on from the caller; the counts are those just matched.
     unsafe {
         before_packs::<E, R, _>(&any_number, &range);
-        match if few_destinations { operands.source_count() } else { 0 } {
-            1 => walk::<E, R, _>(&Registers::<1>::new::<R>(operands), &range),
-            2 => walk::<E, R, _>(&Registers::<2>::new::<R>(operands), &range),
-            3 => walk::<E, R, _>(&Registers::<3>::new::<R>(operands), &range),
-            4 => walk::<E, R, _>(&Registers::<4>::new::<R>(operands), &range),
-            _ => walk::<E, R, _>(&any_number, &range),
+        match (operands.source_count(), operands.destination_count()) {
+            (1, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 1>(operands, &range),
+            (2, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 2>(operands, &range),
+            (3, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 3>(operands, &range),
+            (4, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 4>(operands, &range),
+            _ => walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range),
         }
         after_packs::<E, R, _>(&any_number, &range);
+    }
+}
+
+/// Picks the loop for the number of destinations, where there is one for each.
+///
+/// # Safety
+/// As [`reduce_copy`]; the operands have that many sources, and no more destinations than [`SPECIALISED_OPERANDS`].
+#[inline(always)]
+unsafe fn by_destinations<E: Element, R: Reduction, const SOURCES: usize>(operands: &impl Operands, range: &Range) {
+    // SAFETY: passed on from the caller; the counts are those just matched.
+    unsafe {
+        match if SPECIALISES_DESTINATIONS { operands.destination_count() } else { SPECIALISED_OPERANDS } {
+            1 => by_weight::<E, R, SOURCES, 1>(operands, range),
+            2 => by_weight::<E, R, SOURCES, 2>(operands, range),
+            3 => by_weight::<E, R, SOURCES, 3>(operands, range),
+            _ => by_weight::<E, R, SOURCES, SPECIALISED_OPERANDS>(operands, range),
+        }
+    }
+}
+
+/// Picks how many packs a trip handles: as many as registers hold the numbers of.
+///
+/// # Safety
+/// As [`by_destinations`].
+#[inline(always)]
+unsafe fn by_weight<E: Element, R: Reduction, const SOURCES: usize, const DESTINATIONS: usize>(
+    operands: &impl Operands,
+    range: &Range,
+) {
+    let operands = Registers::<SOURCES, DESTINATIONS>::new::<R>(operands);
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if const {
+            let in_packs = SOURCES == 1 || (SOURCES == 2 && R::ADDS && E::ADDS_PACKS);
+            UNROLL > 1 && !in_packs && size_of::<E::Wide>() > size_of::<E::Pack>()
+        } {
+            walk::<E, R, _, { UNROLL.div_ceil(2) }>(operands, range)
+        } else {
+            walk::<E, R, _, UNROLL>(operands, range)
+        }
     }
 }
 
@@ -144,18 +183,20 @@ unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: us
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn any_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
-    let any_number = Indirect(operands, PhantomData::<R>);
+    let any_number: Indirect<_, R> = Indirect::new(operands);
     let range = Range::of(&any_number, bytes);
     // SAFETY: passed on from the caller.
     unsafe {
         before_packs::<E, R, _>(&any_number, &range);
-        walk::<E, R, _>(&any_number, &range);
+        walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range);
         after_packs::<E, R, _>(&any_number, &range);
     }
 }
 
-/// How one loop gets at its operands: loads and stores at a byte offset.
+/// How one loop gets at its operands: addresses, all at the same place of the range.
 trait Access {
+    /// The number of sources, where the loop is made for one.
+    const SOURCES: Option<usize>;
     /// Calls `f` for each source: its index, its address and its scale.
     fn each_source(&self, f: impl FnMut(usize, *const u8, f32));
     /// Calls `f` for each destination's address.
@@ -164,27 +205,30 @@ trait Access {
     fn finish(&self) -> f32;
     /// Whether the elements travel unchanged.
     fn is_plain_copy(&self) -> bool;
+    /// Moves on by so many bytes.
+    fn advance(&mut self, bytes: usize);
 }
 
-/// Operands whose addresses are known to the loop one by one, so that they live in registers. The number of sources is a
-/// constant, that of destinations (up to [`SPECIALISED_OPERANDS`]) a test before each store, the same for all threads.
-struct Registers<const SOURCES: usize> {
+/// Operands whose addresses are known to the loop one by one, so that they live in registers: the loop moves them on from
+/// trip to trip, and reaches its packs at constant distances from them. The number of sources is a constant; that of
+/// destinations is one as well, or a bound: then each store is behind a test, the same for all threads.
+struct Registers<const SOURCES: usize, const DESTINATIONS: usize> {
     sources: [(*const u8, f32); SOURCES],
-    destinations: [*mut u8; SPECIALISED_OPERANDS],
+    destinations: [*mut u8; DESTINATIONS],
     destination_count: usize,
     finish: f32,
     plain: bool,
 }
 
-impl<const SOURCES: usize> Registers<SOURCES> {
+impl<const SOURCES: usize, const DESTINATIONS: usize> Registers<SOURCES, DESTINATIONS> {
     #[inline(always)]
     fn new<R: Reduction>(operands: &impl Operands) -> Self {
         let mut sources = [(ptr::null(), 1.0); SOURCES];
         for (index, source) in sources.iter_mut().enumerate() {
             *source = (operands.source(index), scale_of::<R>(operands, index));
         }
-        let destination_count = operands.destination_count();
-        let mut destinations = [ptr::null_mut(); SPECIALISED_OPERANDS];
+        let destination_count = if SPECIALISES_DESTINATIONS { DESTINATIONS } else { operands.destination_count() };
+        let mut destinations = [ptr::null_mut(); DESTINATIONS];
         for (index, destination) in destinations.iter_mut().enumerate() {
             if index < destination_count {
                 *destination = operands.destination(index);
@@ -195,21 +239,24 @@ impl<const SOURCES: usize> Registers<SOURCES> {
     }
 }
 
-impl<const SOURCES: usize> Access for Registers<SOURCES> {
+impl<const SOURCES: usize, const DESTINATIONS: usize> Access for Registers<SOURCES, DESTINATIONS> {
+    const SOURCES: Option<usize> = Some(SOURCES);
+
     #[inline(always)]
     fn each_source(&self, mut f: impl FnMut(usize, *const u8, f32)) {
-        for (index, (address, scale)) in self.sources.iter().enumerate() {
-            f(index, *address, *scale);
-        }
+        unrolled!(0 1 2 3, INDEX < SOURCES => {
+            let (address, scale) = self.sources[INDEX];
+            f(INDEX, address, scale);
+        });
     }
 
     #[inline(always)]
     fn each_destination(&self, mut f: impl FnMut(*mut u8)) {
-        for (index, address) in self.destinations.iter().enumerate() {
-            if index < self.destination_count {
-                f(*address);
+        unrolled!(0 1 2 3, INDEX < DESTINATIONS => {
+            if SPECIALISES_DESTINATIONS || INDEX < self.destination_count {
+                f(self.destinations[INDEX]);
             }
-        }
+        });
     }
 
     #[inline(always)]
@@ -221,34 +268,70 @@ impl<const SOURCES: usize> Access for Registers<SOURCES> {
     fn is_plain_copy(&self) -> bool {
         SOURCES == 1 && self.plain
     }
+
+    #[inline(always)]
+    fn advance(&mut self, bytes: usize) {
+        unrolled!(0 1 2 3, INDEX < SOURCES => { self.sources[INDEX].0 = self.sources[INDEX].0.wrapping_add(bytes) });
+        unrolled!(0 1 2 3, INDEX < DESTINATIONS => {
+            self.destinations[INDEX] = self.destinations[INDEX].wrapping_add(bytes);
+        });
+    }
 }
 
 /// Operands of any number, asked for as the loop goes.
-struct Indirect<'a, O, R>(&'a O, PhantomData<R>);
+struct Indirect<'a, O, R> {
+    operands: &'a O,
+    offset: usize,
+    reduction: PhantomData<R>,
+}
+
+impl<'a, O, R> Indirect<'a, O, R> {
+    #[inline(always)]
+    fn new(operands: &'a O) -> Self {
+        Indirect { operands, offset: 0, reduction: PhantomData }
+    }
+}
+
+impl<O, R> Clone for Indirect<'_, O, R> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<O, R> Copy for Indirect<'_, O, R> {}
 
 impl<O: Operands, R: Reduction> Access for Indirect<'_, O, R> {
+    const SOURCES: Option<usize> = None;
+
     #[inline(always)]
     fn each_source(&self, mut f: impl FnMut(usize, *const u8, f32)) {
-        for index in 0..self.0.source_count() {
-            f(index, self.0.source(index), scale_of::<R>(self.0, index));
+        for index in 0..self.operands.source_count() {
+            let address = self.operands.source(index).wrapping_add(self.offset);
+            f(index, address, scale_of::<R>(self.operands, index));
         }
     }
 
     #[inline(always)]
     fn each_destination(&self, mut f: impl FnMut(*mut u8)) {
-        for index in 0..self.0.destination_count() {
-            f(self.0.destination(index));
+        for index in 0..self.operands.destination_count() {
+            f(self.operands.destination(index).wrapping_add(self.offset));
         }
     }
 
     #[inline(always)]
     fn finish(&self) -> f32 {
-        finish_of::<R>(self.0)
+        finish_of::<R>(self.operands)
     }
 
     #[inline(always)]
     fn is_plain_copy(&self) -> bool {
-        is_plain_copy::<R>(self.0)
+        is_plain_copy::<R>(self.operands)
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, bytes: usize) {
+        self.offset = self.offset.wrapping_add(bytes);
     }
 }
 
@@ -297,35 +380,46 @@ impl Range {
     }
 }
 
+/// Bytes from one of a thread's packs to its next one in a tile: the warp's other threads' lie between.
+const SPACING_BYTES: usize = WARP_THREADS * PACK_BYTES;
+
 /// Handles the packs of the range: tiles of them, then those that are left.
 ///
 /// # Safety
 /// As [`reduce_copy`].
 #[inline(always)]
-unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
+unsafe fn walk<E: Element, R: Reduction, A: Access, const COUNT: usize>(mut operands: A, range: &Range) {
+    let tile_bytes = COUNT * SPACING_BYTES;
     let (thread, threads) = (thread_index(), thread_count());
-    let lane = thread & (WARP_THREADS - 1);
-    let warp_bytes = WARP_THREADS * PACK_BYTES;
-    let tile_bytes = UNROLL * warp_bytes;
-    let tiles_end = range.head_bytes + range.packs_bytes / tile_bytes * tile_bytes;
-    let packs_end = range.head_bytes + range.packs_bytes;
-    // SAFETY: the offsets lie inside the range's packs, and each pack is handled by exactly one thread.
+    let (lane, warp, warps) = (thread % WARP_THREADS, thread / WARP_THREADS, threads / WARP_THREADS);
+    let tiles = range.packs_bytes / tile_bytes;
+    // SAFETY: the packs lie inside the range's, and each is handled by exactly one thread.
     unsafe {
-        let mut offset = range.head_bytes + thread / WARP_THREADS * tile_bytes + lane * PACK_BYTES;
-        while offset < tiles_end {
-            packs::<E, R, A, UNROLL>(operands, offset, warp_bytes);
-            offset += threads / WARP_THREADS * tile_bytes;
+        // Where a tile is one pack, none is left. What is left comes first, so that the hot loop need keep nothing for it.
+        let mut offset = tiles * tile_bytes + thread * PACK_BYTES;
+        operands.advance(range.head_bytes + offset);
+        if COUNT > 1 {
+            while offset < range.packs_bytes {
+                packs::<E, R, A, 1>(&operands);
+                operands.advance(threads * PACK_BYTES);
+                offset += threads * PACK_BYTES;
+            }
         }
-        offset = tiles_end + thread * PACK_BYTES;
-        // Where a tile is one pack, none is left.
-        while tile_bytes > PACK_BYTES && offset < packs_end {
-            packs::<E, R, A, 1>(operands, offset, warp_bytes);
-            offset += threads * PACK_BYTES;
+        // Trips are counted, rather than bytes compared: a counter of 32 bits takes fewer instructions, and no range has more
+        // tiles than that.
+        let mut trips =
+            if warp < tiles { 1 + ((tiles - warp - 1) as u32).checked_div(warps as u32).unwrap_or(0) } else { 0 };
+        operands.advance((warp * tile_bytes + lane * PACK_BYTES).wrapping_sub(offset));
+        while trips > 0 {
+            packs::<E, R, A, COUNT>(&operands);
+            operands.advance(warps * tile_bytes);
+            trips -= 1;
         }
     }
 }
 
-/// Handles the elements before the packs, on a thread that is alone.
+/// Handles the elements before the packs, on a thread that is alone; on a team those behind them as well, so that nothing of
+/// the range need be kept while the packs are handled.
 ///
 /// Ranks that share out a buffer share the cache lines at the ends of their parts. Each does the first line of its part first
 /// and the last one last, so that two neighbours are not at the same line at the same time; and it asks for the last line
@@ -335,13 +429,15 @@ unsafe fn walk<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range)
 /// As [`reduce_copy`].
 #[inline(always)]
 unsafe fn before_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
-    if !PACKS_MUST_ALIGN {
-        if range.packs_bytes > 0 {
-            operands.each_destination(|address| prefetch_for_writing(address.wrapping_add(range.bytes - 1)));
-        }
+    if PACKS_MUST_ALIGN {
         // SAFETY: passed on from the caller.
-        unsafe { edges::<E, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
+        return unsafe { edges::<E, R, A>(operands, range) };
     }
+    if range.packs_bytes > 0 {
+        operands.each_destination(|address| prefetch_for_writing(address.wrapping_add(range.bytes - 1)));
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { edges::<E, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
 }
 
 /// Handles the elements that [`before_packs`] left.
@@ -350,14 +446,11 @@ unsafe fn before_packs<E: Element, R: Reduction, A: Access>(operands: &A, range:
 /// As [`reduce_copy`].
 #[inline(always)]
 unsafe fn after_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
-    let done_bytes = if PACKS_MUST_ALIGN { 0 } else { range.head_bytes };
-    let range = Range {
-        head_bytes: range.head_bytes - done_bytes,
-        packs_bytes: range.packs_bytes + done_bytes,
-        bytes: range.bytes,
-    };
-    // SAFETY: passed on from the caller.
-    unsafe { edges::<E, R, A>(operands, &range) };
+    if !PACKS_MUST_ALIGN {
+        let range = Range { head_bytes: 0, packs_bytes: range.packs_bytes + range.head_bytes, bytes: range.bytes };
+        // SAFETY: passed on from the caller.
+        unsafe { edges::<E, R, A>(operands, &range) };
+    }
 }
 
 /// Handles the elements of the range that lie before and behind its packs.
@@ -384,45 +477,61 @@ unsafe fn edges<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range
     }
 }
 
-/// `COUNT` packs of each operand, `spacing_bytes` apart: all loads of a source before the next, so that many are in flight.
+/// `COUNT` packs of each operand, [`SPACING_BYTES`] apart: all loads of a source before the next, so that many are in flight.
 ///
 /// # Safety
 /// The packs lie inside the operands, aligned to [`PACK_ALIGNMENT`] where they must be.
 #[inline(always)]
-unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(
-    operands: &A,
-    offset: usize,
-    spacing_bytes: usize,
-) {
+unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(operands: &A) {
+    const { assert!(COUNT <= 8) };
     if operands.is_plain_copy() {
         operands.each_source(|_, address, _| {
+            let mut copied = [const { MaybeUninit::<E::Pack>::uninit() }; COUNT];
             // SAFETY: the packs lie inside the source.
-            let copied: [E::Pack; COUNT] =
-                core::array::from_fn(|pack| unsafe { load_pack(address.add(offset + pack * spacing_bytes)) });
+            unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+                copied[PACK].write(unsafe { load_pack::<_, { PACK * SPACING_BYTES }>(address) });
+            });
+            // SAFETY: the packs lie inside the destination, and have been loaded.
             operands.each_destination(|address| {
-                for (pack, value) in copied.iter().enumerate() {
-                    // SAFETY: the packs lie inside the destination.
-                    unsafe { store_pack(address.add(offset + pack * spacing_bytes), *value) };
-                }
+                unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+                    unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, copied[PACK].assume_init()) };
+                })
             });
         });
         return;
     }
-    let mut sums: [MaybeUninit<E::Wide>; COUNT] = [const { MaybeUninit::uninit() }; COUNT];
-    operands.each_source(|index, address, scale| {
-        for (pack, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: the pack lies inside the source; the first source comes first.
-            unsafe { accumulate::<E, R>(sum, index, address.add(offset + pack * spacing_bytes), scale) };
-        }
-    });
-    for (pack, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: there is a first source, and it initialised the sum.
-        let result = finish::<E, R>(unsafe { sum.assume_init_mut() }, operands.finish());
-        // SAFETY: the packs lie inside the destination.
-        operands.each_destination(|address| unsafe {
-            store_pack(address.add(offset + pack * spacing_bytes), result);
+    if A::SOURCES == Some(2) && R::ADDS && E::ADDS_PACKS {
+        let mut loaded = [const { [const { MaybeUninit::<E::Pack>::uninit() }; COUNT] }; 2];
+        // SAFETY: the packs lie inside the source, of which there are two.
+        operands.each_source(|index, address, _| {
+            unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+                loaded[index & 1][PACK].write(unsafe { load_pack::<_, { PACK * SPACING_BYTES }>(address) });
+            })
         });
+        let [left, right] = &loaded;
+        unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+            // SAFETY: both have been loaded.
+            let result = unsafe { E::add_packs(left[PACK].assume_init(), right[PACK].assume_init()) };
+            // SAFETY: the packs lie inside the destination.
+            operands.each_destination(|address| unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, result) });
+        });
+        return;
     }
+    // Zeroed, though the first source overwrites it: where the number of sources is not a constant, what begins as nothing in
+    // particular would take registers in all the code around.
+    let mut sums = [const { MaybeUninit::<E::Wide>::zeroed() }; COUNT];
+    operands.each_source(|index, address, scale| {
+        // SAFETY: the packs lie inside the source; the first source comes first.
+        unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+            unsafe { accumulate::<E, R>(&mut sums[PACK], index, load_pack::<_, { PACK * SPACING_BYTES }>(address), scale) };
+        });
+    });
+    unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+        // SAFETY: there is a first source, and it initialised the sum.
+        let result = finish::<E, R>(unsafe { sums[PACK].assume_init_mut() }, operands.finish());
+        // SAFETY: the packs lie inside the destination.
+        operands.each_destination(|address| unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, result) });
+    });
 }
 
 /// The last `bytes` bytes, fewer than a pack, as a pack of which the rest is zeros: on targets where a pack is long this is
@@ -440,13 +549,13 @@ unsafe fn padded_pack<E: Element, R: Reduction, A: Access>(operands: &A, offset:
         unsafe {
             ptr::copy_nonoverlapping(address.add(offset), padded.as_mut_ptr(), bytes);
             if !plain {
-                accumulate::<E, R>(&mut sum, index, padded.as_ptr(), scale);
+                accumulate::<E, R>(&mut sum, index, load_pack::<_, 0>(padded.as_ptr()), scale);
             }
         }
     });
     if !plain {
         // SAFETY: there is a first source, and it initialised the sum; the array is a pack's size.
-        unsafe { store_pack(padded.as_mut_ptr(), finish::<E, R>(sum.assume_init_mut(), operands.finish())) };
+        unsafe { store_pack::<_, 0>(padded.as_mut_ptr(), finish::<E, R>(sum.assume_init_mut(), operands.finish())) };
     }
     // SAFETY: the bytes lie inside the destination, and are no more than there are.
     operands.each_destination(|address| unsafe {
@@ -454,26 +563,26 @@ unsafe fn padded_pack<E: Element, R: Reduction, A: Access>(operands: &A, offset:
     });
 }
 
-/// Combines the pack at `address` of the source `index` into `sum`.
+/// Combines a pack of the source `index` into `sum`.
 ///
 /// # Safety
-/// The pack is there to be loaded; `sum` is initialised unless this is the first source.
+/// `sum` is initialised unless this is the first source.
 #[inline(always)]
 unsafe fn accumulate<E: Element, R: Reduction>(
     sum: &mut MaybeUninit<E::Wide>,
     index: usize,
-    address: *const u8,
+    pack: E::Pack,
     scale: f32,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
         if index == 0 {
-            let sum = sum.write(E::load(address));
+            let sum = sum.write(E::widen_pack(pack));
             if R::SCALES {
                 E::map(sum, |number| number.scaled(scale));
             }
         } else {
-            E::load_with(sum.assume_init_mut(), address, |sum, number| {
+            E::widen_with(sum.assume_init_mut(), pack, |sum, number| {
                 R::combine(sum, if R::SCALES { number.scaled(scale) } else { number })
             });
         }
@@ -495,28 +604,26 @@ fn finish<E: Element, R: Reduction>(sum: &mut E::Wide, factor: f32) -> E::Pack {
 /// The element lies inside the operands.
 #[inline(always)]
 unsafe fn element<E: Element, R: Reduction, A: Access>(operands: &A, offset: usize) {
-    let mut copied: Option<E::Bits> = None;
-    let mut sum: Option<E::Number> = None;
+    // Zeroed for the reason that `packs` gives.
+    let (mut copied, mut sum) = (MaybeUninit::<E::Bits>::zeroed(), MaybeUninit::<E::Number>::zeroed());
     operands.each_source(|index, address, scale| {
-        // SAFETY: the element lies inside the source.
-        let bits: E::Bits = unsafe { address.add(offset).cast::<E::Bits>().read() };
-        copied = Some(bits);
-        let mut number = E::widen(bits);
-        if R::SCALES {
-            number = number.scaled(scale);
+        // SAFETY: the element lies inside the source; the first source comes first, and initialises both.
+        unsafe {
+            let bits = *copied.write(address.add(offset).cast::<E::Bits>().read());
+            let number = E::widen(bits);
+            let number = if R::SCALES { number.scaled(scale) } else { number };
+            sum.write(if index == 0 { number } else { R::combine(sum.assume_init(), number) });
         }
-        sum = Some(match sum {
-            Some(sum) if index > 0 => R::combine(sum, number),
-            _ => number,
-        });
     });
-    let result = if operands.is_plain_copy() {
-        copied
-    } else {
-        sum.map(|sum| E::narrow(if R::SCALES { E::finished(sum, operands.finish()) } else { sum }))
+    // SAFETY: there is a first source.
+    let result = unsafe {
+        if operands.is_plain_copy() {
+            copied.assume_init()
+        } else {
+            let sum = sum.assume_init();
+            E::narrow(if R::SCALES { E::finished(sum, operands.finish()) } else { sum })
+        }
     };
-    if let Some(result) = result {
-        // SAFETY: the element lies inside the destination.
-        operands.each_destination(|address| unsafe { address.add(offset).cast::<E::Bits>().write(result) });
-    }
+    // SAFETY: the element lies inside the destination.
+    operands.each_destination(|address| unsafe { address.add(offset).cast::<E::Bits>().write(result) });
 }

@@ -8,18 +8,21 @@ use crate::element::Number;
 pub trait Reduction: Copy + 'static {
     /// Whether marked sources are scaled and marked results finished; without it the marks mean nothing.
     const SCALES: bool;
+    /// Whether two numbers, neither of them scaled, become their sum.
+    const ADDS: bool = false;
     /// The reduction of two numbers.
     fn combine<N: Number>(left: N, right: N) -> N;
 }
 
 macro_rules! reduction {
-    ($(#[$doc:meta])* $name:ident, scales $scales:literal, $combine:ident) => {
+    ($(#[$doc:meta])* $name:ident, scales $scales:literal, $combine:ident $(, adds $adds:literal)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
 
         impl Reduction for $name {
             const SCALES: bool = $scales;
+            $(const ADDS: bool = $adds;)?
 
             #[inline(always)]
             fn combine<N: Number>(left: N, right: N) -> N {
@@ -33,7 +36,8 @@ reduction!(
     /// The sum.
     Sum,
     scales false,
-    add
+    add,
+    adds true
 );
 reduction!(
     /// The product.

@@ -19,6 +19,9 @@ pub const PADDED_TAIL_BYTES_MIN: usize = 64;
 /// Packs that one thread handles per trip of the hot loop.
 pub const UNROLL: usize = 1;
 
+/// Whether there is a loop for each number of destinations: a test before a store costs nothing where a pack is long.
+pub const SPECIALISES_DESTINATIONS: bool = false;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 1;
 
@@ -118,6 +121,12 @@ pub unsafe fn end_touch(touching: *mut u32) {
     }
 }
 
+/// The same reference: a GPU forgets what it knew of the value, to have the registers.
+#[inline(always)]
+pub fn forgotten<T>(value: &T) -> &T {
+    value
+}
+
 /// The clock of step times, in ticks; orders nothing.
 #[inline(always)]
 pub fn timestamp() -> u64 {
@@ -139,24 +148,24 @@ pub fn timestamp() -> u64 {
     }
 }
 
-/// Loads a pack.
+/// Loads the pack at `address + OFFSET`.
 ///
 /// # Safety
-/// `address` is valid for reading a `P`, at any alignment.
+/// That address is valid for reading a `P`, at any alignment.
 #[inline(always)]
-pub unsafe fn load_pack<P: Copy>(address: *const u8) -> P {
+pub unsafe fn load_pack<P: Copy, const OFFSET: usize>(address: *const u8) -> P {
     // SAFETY: passed on from the caller.
-    unsafe { ptr::read_unaligned(address.cast()) }
+    unsafe { ptr::read_unaligned(address.add(OFFSET).cast()) }
 }
 
-/// Stores a pack.
+/// Stores a pack at `address + OFFSET`.
 ///
 /// # Safety
-/// `address` is valid for writing a `P`, at any alignment.
+/// That address is valid for writing a `P`, at any alignment.
 #[inline(always)]
-pub unsafe fn store_pack<P: Copy>(address: *mut u8, pack: P) {
+pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
     // SAFETY: passed on from the caller.
-    unsafe { ptr::write_unaligned(address.cast(), pack) }
+    unsafe { ptr::write_unaligned(address.add(OFFSET).cast(), pack) }
 }
 
 /// Copies bytes with the whole team, or answers false where it has no better way than the general loop; the two ranges are
@@ -197,6 +206,24 @@ pub fn minimum(left: f32, right: f32) -> f32 {
 #[inline(always)]
 pub fn maximum(left: f32, right: f32) -> f32 {
     nan_or(left, right, if order_key(left) > order_key(right) { left } else { right })
+}
+
+/// Whether packs of f16 are added by [`add_f16_packs`]: they are widened, added and narrowed.
+pub const ADDS_F16_PACKS: bool = false;
+
+/// Whether packs of bf16 are added by [`add_bf16_packs`]: likewise.
+pub const ADDS_BF16_PACKS: bool = false;
+
+/// Not on this target.
+#[inline(always)]
+pub fn add_f16_packs<P>(left: P, _right: P) -> P {
+    left
+}
+
+/// Not on this target.
+#[inline(always)]
+pub fn add_bf16_packs<P>(left: P, _right: P) -> P {
+    left
 }
 
 /// Asks for a cache line that is about to be written; a hint, whatever the address.

@@ -13,7 +13,7 @@
 //! mapped host memory), where generic and global addresses are the same numbers.
 
 use core::arch::asm;
-use core::arch::nvptx::{_block_dim_x, _block_idx_x, _grid_dim_x, _syncthreads, _thread_idx_x};
+use core::arch::nvptx::{_block_idx_x, _grid_dim_x, _syncthreads};
 use core::mem::{size_of, transmute_copy};
 
 /// Bytes that one thread loads and stores at once: the widest access that every architecture has.
@@ -30,7 +30,10 @@ pub const PACKS_MUST_ALIGN: bool = true;
 pub const PADDED_TAIL_BYTES_MIN: usize = usize::MAX;
 
 /// Packs of each source that one thread has in flight per trip of the hot loop.
-pub const UNROLL: usize = 4;
+pub const UNROLL: usize = 8;
+
+/// Whether there is a loop for each number of destinations: a test before each store costs as much as the store.
+pub const SPECIALISES_DESTINATIONS: bool = true;
 
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 32;
@@ -49,17 +52,24 @@ unsafe extern "C" {
 }
 
 /// This thread's place in its team.
+///
+/// `asm!` that is not `pure`, here and below: what is calculated from it is then calculated where it is needed, and not kept
+/// in registers from the start of the kernel to its end. The hot loops need them.
 #[inline(always)]
 pub fn thread_index() -> usize {
+    let index: u32;
     // SAFETY: reads a special register.
-    unsafe { _thread_idx_x() as usize }
+    unsafe { asm!("mov.u32 {index}, %tid.x;", index = out(reg32) index, options(nomem, nostack, preserves_flags)) };
+    index as usize
 }
 
 /// Threads in the team.
 #[inline(always)]
 pub fn thread_count() -> usize {
+    let count: u32;
     // SAFETY: reads a special register.
-    unsafe { _block_dim_x() as usize }
+    unsafe { asm!("mov.u32 {count}, %ntid.x;", count = out(reg32) count, options(nomem, nostack, preserves_flags)) };
+    count as usize
 }
 
 /// This block's place in the grid.
@@ -215,6 +225,18 @@ pub fn nanosleep(nanoseconds: u32) {
     }
 }
 
+/// The same reference, of whose value the compiler knows nothing: it reads again what it had read before, and so need not keep
+/// that in registers meanwhile.
+#[inline(always)]
+pub fn forgotten<T>(value: &T) -> &T {
+    let mut address = core::ptr::from_ref(value);
+    // SAFETY: a comment; the address is what it was.
+    unsafe {
+        asm!("// {address}", address = inout(reg64) address, options(nomem, nostack, preserves_flags));
+        &*address
+    }
+}
+
 /// The clock of step times, in nanoseconds; orders nothing. It is one clock for the whole GPU.
 #[inline(always)]
 pub fn timestamp() -> u64 {
@@ -227,38 +249,39 @@ pub fn timestamp() -> u64 {
     nanoseconds
 }
 
-/// Loads a pack, in one 16-byte access. Weak: the acquire of the counter that announced the data ordered it.
+/// Loads the pack at `address + OFFSET`, in one 16-byte access. Weak: the acquire of the counter that announced the data ordered it.
 ///
 /// # Safety
-/// `address` is valid for reading a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
+/// That address is valid for reading a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
 #[inline(always)]
-pub unsafe fn load_pack<P: Copy>(address: *const u8) -> P {
+pub unsafe fn load_pack<P: Copy, const OFFSET: usize>(address: *const u8) -> P {
     const { assert!(size_of::<P>() == PACK_BYTES) };
     let (a, b, c, d): (u32, u32, u32, u32);
     // `asm!`, because the compiler splits a plain load of an array into scalars. `readonly`, so that it may keep in
     // registers what it knows of memory; it is still volatile and stays in its place among loads, stores and barriers.
     // SAFETY: the caller vouches for the address; any 16 bytes are a `P`, which is an array of integers.
     unsafe {
-        asm!("ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+        asm!("ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address} + {offset}];",
              a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, address = in(reg64) address,
+             offset = const OFFSET,
              options(readonly, nostack, preserves_flags));
         transmute_copy(&[a, b, c, d])
     }
 }
 
-/// Stores a pack, in one 16-byte access. Weak: the release of the counter that announces the data orders it.
+/// Stores a pack at `address + OFFSET`, in one 16-byte access. Weak: the release of the counter that announces the data orders it.
 ///
 /// # Safety
-/// `address` is valid for writing a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
+/// That address is valid for writing a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
 #[inline(always)]
-pub unsafe fn store_pack<P: Copy>(address: *mut u8, pack: P) {
+pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
     const { assert!(size_of::<P>() == PACK_BYTES) };
     // SAFETY: a `P` is 16 bytes of integers; the caller vouches for the address.
     unsafe {
         let [a, b, c, d]: [u32; 4] = transmute_copy(&pack);
-        asm!("st.global.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",
+        asm!("st.global.v4.b32 [{address} + {offset}], {{{a}, {b}, {c}, {d}}};",
              a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d, address = in(reg64) address,
-             options(nostack, preserves_flags));
+             offset = const OFFSET, options(nostack, preserves_flags));
     }
 }
 
@@ -287,6 +310,61 @@ pub fn minimum(left: f32, right: f32) -> f32 {
 pub fn maximum(left: f32, right: f32) -> f32 {
     // SAFETY: arithmetic.
     unsafe { maximum_f32(left, right) }
+}
+
+/// Whether packs of f16 are added by [`add_f16_packs`]: every architecture adds them in pairs.
+pub const ADDS_F16_PACKS: bool = true;
+
+/// Whether packs of bf16 are added by [`add_bf16_packs`].
+pub const ADDS_BF16_PACKS: bool = cfg!(target_feature = "sm_80");
+
+/// One instruction for each four bytes of two packs.
+macro_rules! by_words {
+    ($left:ident, $right:ident, $instruction:literal) => {{
+        const { assert!(size_of::<P>() == PACK_BYTES) };
+        // SAFETY: a `P` is so many bytes of integers; arithmetic.
+        unsafe {
+            let (left, right): ([u32; PACK_BYTES / 4], [u32; PACK_BYTES / 4]) = (transmute_copy(&$left), transmute_copy(&$right));
+            let mut sums = [0_u32; PACK_BYTES / 4];
+            unrolled!(0 1 2 3 4 5 6 7, WORD < (PACK_BYTES / 4) => {
+                asm!($instruction, sum = out(reg32) sums[WORD], left = in(reg32) left[WORD], right = in(reg32) right[WORD],
+                     options(pure, nomem, nostack, preserves_flags));
+            });
+            transmute_copy(&sums)
+        }
+    }};
+}
+
+/// The sums of f16, to nearest even. They have the bits that f32 sums rounded to f16 have: f32 holds more than twice the
+/// digits, and then rounding twice is rounding once (Figueroa, "When is double rounding innocuous?", 1995).
+#[inline(always)]
+pub fn add_f16_packs<P: Copy>(left: P, right: P) -> P {
+    by_words!(left, right, "add.rn.f16x2 {sum}, {left}, {right};")
+}
+
+/// The sums of bf16, to nearest even; the same holds for their bits.
+#[cfg(target_feature = "sm_90")]
+#[inline(always)]
+pub fn add_bf16_packs<P: Copy>(left: P, right: P) -> P {
+    by_words!(left, right, "add.rn.bf16x2 {sum}, {left}, {right};")
+}
+
+/// As above, where there is no such instruction: once the left one, plus the right one, rounded once.
+#[cfg(all(target_feature = "sm_80", not(target_feature = "sm_90")))]
+#[inline(always)]
+pub fn add_bf16_packs<P: Copy>(left: P, right: P) -> P {
+    by_words!(
+        left,
+        right,
+        "{{ .reg .b32 ones; mov.b32 ones, 0x3f803f80; fma.rn.bf16x2 {sum}, {left}, ones, {right}; }}"
+    )
+}
+
+/// Not on this architecture.
+#[cfg(not(target_feature = "sm_80"))]
+#[inline(always)]
+pub fn add_bf16_packs<P: Copy>(left: P, _right: P) -> P {
+    left
 }
 
 /// f16 to f32, exactly, subnormals included; a NaN stays one.
