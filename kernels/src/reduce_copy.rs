@@ -126,29 +126,44 @@ unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: us
     unsafe {
         before_packs::<E, R, _>(&any_number, &range);
         match (operands.source_count(), operands.destination_count()) {
-            (1, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 1>(operands, &range),
-            (2, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 2>(operands, &range),
-            (3, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 3>(operands, &range),
-            (4, count) if count <= SPECIALISED_OPERANDS => by_destinations::<E, R, 4>(operands, &range),
+            (1, count) if has_loop::<R>(1, count) => by_destinations::<E, R, 1>(operands, &range),
+            (2, count) if has_loop::<R>(2, count) => by_destinations::<E, R, 2>(operands, &range),
+            (3, count) if has_loop::<R>(3, count) => by_destinations::<E, R, 3>(operands, &range),
+            (4, count) if has_loop::<R>(4, count) => by_destinations::<E, R, 4>(operands, &range),
             _ => walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range),
         }
         after_packs::<E, R, _>(&any_number, &range);
     }
 }
 
-/// Picks the loop for the number of destinations, where there is one for each.
+/// Whether there is a loop for so many sources and destinations. Rings have up to two of either: those are quick for every
+/// reduction.
+#[inline(always)]
+fn has_loop<R: Reduction>(sources: usize, destinations: usize) -> bool {
+    if !SPECIALISES_DESTINATIONS || R::COMMON {
+        destinations <= SPECIALISED_OPERANDS
+    } else {
+        sources <= 2 && destinations <= 2
+    }
+}
+
+/// Picks the loop for the number of destinations.
 ///
 /// # Safety
-/// As [`reduce_copy`]; the operands have that many sources, and no more destinations than [`SPECIALISED_OPERANDS`].
+/// As [`reduce_copy`]; the operands have that many sources, and [`has_loop`].
 #[inline(always)]
 unsafe fn by_destinations<E: Element, R: Reduction, const SOURCES: usize>(operands: &impl Operands, range: &Range) {
     // SAFETY: passed on from the caller; the counts are those just matched.
     unsafe {
-        match if SPECIALISES_DESTINATIONS { operands.destination_count() } else { SPECIALISED_OPERANDS } {
-            1 => by_weight::<E, R, SOURCES, 1>(operands, range),
-            2 => by_weight::<E, R, SOURCES, 2>(operands, range),
-            3 => by_weight::<E, R, SOURCES, 3>(operands, range),
-            _ => by_weight::<E, R, SOURCES, SPECIALISED_OPERANDS>(operands, range),
+        if !SPECIALISES_DESTINATIONS {
+            return by_weight::<E, R, SOURCES, SPECIALISED_OPERANDS, false>(operands, range);
+        }
+        match operands.destination_count() {
+            1 if has_loop::<R>(SOURCES, 1) => by_weight::<E, R, SOURCES, 1, true>(operands, range),
+            2 if has_loop::<R>(SOURCES, 2) => by_weight::<E, R, SOURCES, 2, true>(operands, range),
+            3 if has_loop::<R>(SOURCES, 3) => by_weight::<E, R, SOURCES, 3, true>(operands, range),
+            4 if has_loop::<R>(SOURCES, 4) => by_weight::<E, R, SOURCES, 4, true>(operands, range),
+            _ => {}
         }
     }
 }
@@ -158,11 +173,11 @@ unsafe fn by_destinations<E: Element, R: Reduction, const SOURCES: usize>(operan
 /// # Safety
 /// As [`by_destinations`].
 #[inline(always)]
-unsafe fn by_weight<E: Element, R: Reduction, const SOURCES: usize, const DESTINATIONS: usize>(
+unsafe fn by_weight<E: Element, R: Reduction, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool>(
     operands: &impl Operands,
     range: &Range,
 ) {
-    let operands = Registers::<SOURCES, DESTINATIONS>::new::<R>(operands);
+    let operands = Registers::<SOURCES, DESTINATIONS, EXACT>::new::<R>(operands);
     // SAFETY: passed on from the caller.
     unsafe {
         if const {
@@ -211,8 +226,9 @@ trait Access {
 
 /// Operands whose addresses are known to the loop one by one, so that they live in registers: the loop moves them on from
 /// trip to trip, and reaches its packs at constant distances from them. The number of sources is a constant; that of
-/// destinations is one as well, or a bound: then each store is behind a test, the same for all threads.
-struct Registers<const SOURCES: usize, const DESTINATIONS: usize> {
+/// destinations is one as well if it is exact, and a bound otherwise: then each store is behind a test, the same for all
+/// threads.
+struct Registers<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> {
     sources: [(*const u8, f32); SOURCES],
     destinations: [*mut u8; DESTINATIONS],
     destination_count: usize,
@@ -220,14 +236,14 @@ struct Registers<const SOURCES: usize, const DESTINATIONS: usize> {
     plain: bool,
 }
 
-impl<const SOURCES: usize, const DESTINATIONS: usize> Registers<SOURCES, DESTINATIONS> {
+impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Registers<SOURCES, DESTINATIONS, EXACT> {
     #[inline(always)]
     fn new<R: Reduction>(operands: &impl Operands) -> Self {
         let mut sources = [(ptr::null(), 1.0); SOURCES];
         for (index, source) in sources.iter_mut().enumerate() {
             *source = (operands.source(index), scale_of::<R>(operands, index));
         }
-        let destination_count = if SPECIALISES_DESTINATIONS { DESTINATIONS } else { operands.destination_count() };
+        let destination_count = if EXACT { DESTINATIONS } else { operands.destination_count() };
         let mut destinations = [ptr::null_mut(); DESTINATIONS];
         for (index, destination) in destinations.iter_mut().enumerate() {
             if index < destination_count {
@@ -239,7 +255,9 @@ impl<const SOURCES: usize, const DESTINATIONS: usize> Registers<SOURCES, DESTINA
     }
 }
 
-impl<const SOURCES: usize, const DESTINATIONS: usize> Access for Registers<SOURCES, DESTINATIONS> {
+impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access
+    for Registers<SOURCES, DESTINATIONS, EXACT>
+{
     const SOURCES: Option<usize> = Some(SOURCES);
 
     #[inline(always)]
@@ -253,7 +271,7 @@ impl<const SOURCES: usize, const DESTINATIONS: usize> Access for Registers<SOURC
     #[inline(always)]
     fn each_destination(&self, mut f: impl FnMut(*mut u8)) {
         unrolled!(0 1 2 3, INDEX < DESTINATIONS => {
-            if SPECIALISES_DESTINATIONS || INDEX < self.destination_count {
+            if EXACT || INDEX < self.destination_count {
                 f(self.destinations[INDEX]);
             }
         });

@@ -10,12 +10,15 @@ pub trait Reduction: Copy + 'static {
     const SCALES: bool;
     /// Whether two numbers, neither of them scaled, become their sum.
     const ADDS: bool = false;
+    /// Whether it is what gradients are reduced by: then a GPU has a hot loop for each number of sources and of destinations.
+    /// All of them for every reduction would take its compilers many minutes.
+    const COMMON: bool = false;
     /// The reduction of two numbers.
     fn combine<N: Number>(left: N, right: N) -> N;
 }
 
 macro_rules! reduction {
-    ($(#[$doc:meta])* $name:ident, scales $scales:literal, $combine:ident $(, adds $adds:literal)?) => {
+    ($(#[$doc:meta])* $name:ident, scales $scales:literal, $combine:ident $(, adds $adds:literal)? $(, common $common:literal)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
@@ -23,6 +26,7 @@ macro_rules! reduction {
         impl Reduction for $name {
             const SCALES: bool = $scales;
             $(const ADDS: bool = $adds;)?
+            $(const COMMON: bool = $common;)?
 
             #[inline(always)]
             fn combine<N: Number>(left: N, right: N) -> N {
@@ -37,7 +41,8 @@ reduction!(
     Sum,
     scales false,
     add,
-    adds true
+    adds true,
+    common true
 );
 reduction!(
     /// The product.
@@ -62,5 +67,6 @@ reduction!(
     /// represented never overflows on the way.
     Avg,
     scales true,
-    add
+    add,
+    common true
 );
