@@ -381,4 +381,9 @@ unsafe impl Operands for StepOperands<'_> {
     fn finish(&self) -> Option<f32> {
         (self.step.flags & step_flag::FINISH != 0).then_some(self.call.finish)
     }
+
+    #[inline(always)]
+    fn backwards(&self) -> bool {
+        self.step.flags & step_flag::BACKWARDS != 0
+    }
 }

@@ -80,6 +80,8 @@ pub mod step_flag {
     pub const TOUCHES_WINDOWS: u32 = 2;
     /// A step of another program waits on this one, so its completion is published in [`super::Call::completed`].
     pub const AWAITED: u32 = 4;
+    /// The step goes through its bytes from the end to the start, on targets that care.
+    pub const BACKWARDS: u32 = 8;
 }
 
 /// One source or destination of a step.

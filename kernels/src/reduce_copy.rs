@@ -15,8 +15,8 @@ use crate::element::{Element, Number};
 use crate::layout::SPECIALISED_OPERANDS;
 use crate::reduction::Reduction;
 use crate::target::{
-    PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, SPECIALISES_DESTINATIONS, UNROLL,
-    WARP_THREADS, copy, load_pack, prefetch_for_writing, store_pack, thread_count, thread_index,
+    GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, SPECIALISES_DESTINATIONS,
+    UNROLL, WARP_THREADS, copy, load_pack, prefetch_for_writing, store_pack, thread_count, thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -38,6 +38,10 @@ pub unsafe trait Operands {
     fn scale(&self, index: usize) -> Option<f32>;
     /// What the result is multiplied by, if anything (reductions that scale only).
     fn finish(&self) -> Option<f32>;
+    /// Whether to go from the end to the start, on targets that care.
+    fn backwards(&self) -> bool {
+        false
+    }
 }
 
 /// Instruction sets that the host's kernels are compiled for; a GPU image is compiled for one.
@@ -121,7 +125,7 @@ fn finish_of<R: Reduction>(operands: &impl Operands) -> f32 {
 unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
     const { assert!(SPECIALISED_OPERANDS == 4) };
     let any_number: Indirect<_, R> = Indirect::new(operands);
-    let range = Range::of(&any_number, bytes);
+    let range = Range::of(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
     // SAFETY: passed on from the caller; the counts are those just matched.
     unsafe {
         before_packs::<E, R, _>(&any_number, &range);
@@ -199,7 +203,7 @@ unsafe fn by_weight<E: Element, R: Reduction, const SOURCES: usize, const DESTIN
 #[inline(always)]
 unsafe fn any_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
     let any_number: Indirect<_, R> = Indirect::new(operands);
-    let range = Range::of(&any_number, bytes);
+    let range = Range::of(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
     // SAFETY: passed on from the caller.
     unsafe {
         before_packs::<E, R, _>(&any_number, &range);
@@ -361,6 +365,8 @@ struct Range {
     packs_bytes: usize,
     /// All bytes.
     bytes: usize,
+    /// Whether the packs are handled from the last to the first.
+    backwards: bool,
 }
 
 impl Range {
@@ -368,12 +374,13 @@ impl Range {
     /// not agree on where that is, everything is handled element by element; where they only had better be, a short range is
     /// not worth the single elements in front.
     #[inline(always)]
-    fn of(operands: &impl Access, bytes: usize) -> Range {
+    fn of(operands: &impl Access, bytes: usize, backwards: bool) -> Range {
         const SHORT_BYTES: usize = 8 * PACK_BYTES;
         let packs_from = |head_bytes: usize| Range {
             head_bytes,
             packs_bytes: (bytes - head_bytes) / PACK_BYTES * PACK_BYTES,
             bytes,
+            backwards,
         };
         if !PACKS_MUST_ALIGN && bytes < SHORT_BYTES {
             return packs_from(0);
@@ -390,7 +397,7 @@ impl Range {
         if PACKS_MUST_ALIGN {
             operands.each_source(|_, address, _| differing |= misalignment_of(address.addr()) ^ misalignment);
             if differing != 0 {
-                return Range { head_bytes: bytes, packs_bytes: 0, bytes };
+                return Range { head_bytes: bytes, packs_bytes: 0, bytes, backwards };
             }
         }
         let head = (PACK_ALIGNMENT - misalignment) & (PACK_ALIGNMENT - 1);
@@ -427,10 +434,15 @@ unsafe fn walk<E: Element, R: Reduction, A: Access, const COUNT: usize>(mut oper
         // tiles than that.
         let mut trips =
             if warp < tiles { 1 + ((tiles - warp - 1) as u32).checked_div(warps as u32).unwrap_or(0) } else { 0 };
-        operands.advance((warp * tile_bytes + lane * PACK_BYTES).wrapping_sub(offset));
+        let (first_tile, stride_bytes) = if range.backwards {
+            (tiles.wrapping_sub(1 + warp), (warps * tile_bytes).wrapping_neg())
+        } else {
+            (warp, warps * tile_bytes)
+        };
+        operands.advance(first_tile.wrapping_mul(tile_bytes).wrapping_add(lane * PACK_BYTES).wrapping_sub(offset));
         while trips > 0 {
             packs::<E, R, A, COUNT>(&operands);
-            operands.advance(warps * tile_bytes);
+            operands.advance(stride_bytes);
             trips -= 1;
         }
     }
@@ -465,7 +477,7 @@ unsafe fn before_packs<E: Element, R: Reduction, A: Access>(operands: &A, range:
 #[inline(always)]
 unsafe fn after_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
     if !PACKS_MUST_ALIGN {
-        let range = Range { head_bytes: 0, packs_bytes: range.packs_bytes + range.head_bytes, bytes: range.bytes };
+        let range = Range { head_bytes: 0, packs_bytes: range.packs_bytes + range.head_bytes, ..*range };
         // SAFETY: passed on from the caller.
         unsafe { edges::<E, R, A>(operands, &range) };
     }

@@ -14,6 +14,7 @@ struct Case {
     sources: Vec<(*const u8, Option<f32>)>,
     destinations: Vec<*mut u8>,
     finish: Option<f32>,
+    backwards: bool,
 }
 
 // SAFETY: the tests point them at buffers that outlive the call, and keep destinations apart.
@@ -40,6 +41,10 @@ unsafe impl Operands for Case {
 
     fn finish(&self) -> Option<f32> {
         self.finish
+    }
+
+    fn backwards(&self) -> bool {
+        self.backwards
     }
 }
 
@@ -241,7 +246,7 @@ fn check<E: Bits, R: Plain>(
     let before: Vec<Vec<u8>> = sources.iter().map(|source| source.bytes.clone()).collect();
     let what = format!("{source_count} to {destination_count}, {count} elements, {misalignment} off, scales {scales}");
     let mut first = None;
-    for isa in isas() {
+    for (isa, backwards) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
         let mut destinations: Vec<Memory> =
             (0..destination_count).map(|nth| Memory::new(bytes, (misalignment * 5 + nth) % 16 * E::BYTES)).collect();
         let case = Case {
@@ -255,6 +260,7 @@ fn check<E: Bits, R: Plain>(
                 .collect(),
             destinations: destinations.iter_mut().map(|destination| destination.data().as_mut_ptr()).collect(),
             finish: scales.then_some(8.0 / 7.0),
+            backwards,
         };
         // SAFETY: the buffers are as long as is said, aligned to the element, and apart; the machine has the instructions.
         unsafe { reduce_copy::<E, R>(isa, &case, bytes) };
@@ -367,6 +373,7 @@ fn in_place<E: Bits, R: Plain>(source_count: usize, destination_count: usize) {
                     .chain(others.iter_mut().map(|other| other.data().as_mut_ptr()))
                     .collect(),
                 finish: None,
+                backwards: target == 1,
             };
             // SAFETY: as in `check`; one destination is one of the sources.
             unsafe { reduce_copy::<E, R>(isa, &case, count * E::BYTES) };
@@ -413,6 +420,7 @@ fn copies<E: Bits, R: Plain>() {
                 sources: vec![(data.as_mut_ptr().cast_const(), None)],
                 destinations: destinations.iter_mut().map(|destination| destination.as_mut_ptr()).collect(),
                 finish: None,
+                backwards: false,
             };
             // SAFETY: as in `check`.
             unsafe { reduce_copy::<E, R>(isa, &case, data.len()) };
@@ -444,6 +452,7 @@ fn minima_and_maxima_order_the_zeros() {
                 sources: vec![(left.as_ptr().cast(), None), (right.as_ptr().cast(), None)],
                 destinations: vec![out.as_mut_ptr().cast()],
                 finish: None,
+                backwards: false,
             };
             // SAFETY: as in `check` above.
             unsafe { reduce_copy::<F32, R>(isa, &case, 16) };

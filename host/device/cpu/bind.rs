@@ -125,6 +125,9 @@ impl BoundPlan {
                     }
                     longest = longest.max(step.sources.len() + step.destinations.len());
                     let (after_program, after_first, after_stride) = after_numbers(programs, step.after);
+                    // Ranks that share out a buffer are neighbours in it, and a processor that comes to the end of its part
+                    // fetches ahead what its neighbour is about to write. So of two neighbours that start together one goes
+                    // backwards, away from where they meet.
                     let awaited = is_awaited(programs, index as u32, steps.len() as u32);
                     steps.push(layout::Step {
                         bytes: step.bytes,
@@ -135,6 +138,7 @@ impl BoundPlan {
                         destination_count: step.destinations.len() as u32,
                         flags: if step.finish { step_flag::FINISH } else { 0 }
                             | if step.touches_windows() { step_flag::TOUCHES_WINDOWS } else { 0 }
+                            | if step.touches_windows() && rank.is_multiple_of(2) { step_flag::BACKWARDS } else { 0 }
                             | if awaited { step_flag::AWAITED } else { 0 },
                         after_program,
                         reserved: 0,

@@ -22,6 +22,9 @@ pub const UNROLL: usize = 1;
 /// Whether there is a loop for each number of destinations: a test before a store costs nothing where a pack is long.
 pub const SPECIALISES_DESTINATIONS: bool = false;
 
+/// Whether the order in which one thread goes through memory matters, so that it goes backwards where it is asked to.
+pub const GOES_BACKWARDS: bool = true;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 1;
 

@@ -35,6 +35,9 @@ pub const UNROLL: usize = 8;
 /// Whether there is a loop for each number of destinations: a test before each store costs as much as the store.
 pub const SPECIALISES_DESTINATIONS: bool = true;
 
+/// Whether the order in which one thread goes through memory matters: a GPU's threads go through all of it at once.
+pub const GOES_BACKWARDS: bool = false;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 32;
 
