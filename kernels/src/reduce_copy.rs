@@ -416,7 +416,8 @@ const SPACING_BYTES: usize = WARP_THREADS * PACK_BYTES;
 unsafe fn walk<E: Element, R: Reduction, A: Access, const COUNT: usize>(mut operands: A, range: &Range) {
     let tile_bytes = COUNT * SPACING_BYTES;
     let (thread, threads) = (thread_index(), thread_count());
-    let (lane, warp, warps) = (thread % WARP_THREADS, thread / WARP_THREADS, threads / WARP_THREADS);
+    let (warp, warps) = (thread / WARP_THREADS, threads / WARP_THREADS);
+    let lane = thread - warp * WARP_THREADS;
     let tiles = range.packs_bytes / tile_bytes;
     // SAFETY: the packs lie inside the range's, and each is handled by exactly one thread.
     unsafe {
@@ -517,13 +518,13 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(operand
     if operands.is_plain_copy() {
         operands.each_source(|_, address, _| {
             let mut copied = [const { MaybeUninit::<E::Pack>::uninit() }; COUNT];
-            // SAFETY: the packs lie inside the source.
             unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+                // SAFETY: the pack lies inside the source.
                 copied[PACK].write(unsafe { load_pack::<_, { PACK * SPACING_BYTES }>(address) });
             });
-            // SAFETY: the packs lie inside the destination, and have been loaded.
             operands.each_destination(|address| {
                 unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+                    // SAFETY: the pack lies inside the destination, and has been loaded.
                     unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, copied[PACK].assume_init()) };
                 })
             });
@@ -532,9 +533,9 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(operand
     }
     if A::SOURCES == Some(2) && R::ADDS && E::ADDS_PACKS {
         let mut loaded = [const { [const { MaybeUninit::<E::Pack>::uninit() }; COUNT] }; 2];
-        // SAFETY: the packs lie inside the source, of which there are two.
         operands.each_source(|index, address, _| {
             unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+                // SAFETY: the pack lies inside the source, of which there are two.
                 loaded[index & 1][PACK].write(unsafe { load_pack::<_, { PACK * SPACING_BYTES }>(address) });
             })
         });
@@ -551,8 +552,8 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(operand
     // particular would take registers in all the code around.
     let mut sums = [const { MaybeUninit::<E::Wide>::zeroed() }; COUNT];
     operands.each_source(|index, address, scale| {
-        // SAFETY: the packs lie inside the source; the first source comes first.
         unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
+            // SAFETY: the pack lies inside the source; the first source comes first.
             unsafe { accumulate::<E, R>(&mut sums[PACK], index, load_pack::<_, { PACK * SPACING_BYTES }>(address), scale) };
         });
     });

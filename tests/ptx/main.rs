@@ -1,12 +1,16 @@
 //! The PTX that ships: exactly the entry points that the kernel table lists, nothing that the kernels must not do, and the
-//! real assembler takes it for every architecture without a spill or a stack frame.
+//! real assembler takes it for every architecture without a spill or a stack frame, and makes hot loops of it that keep
+//! their figures.
 //!
 //! Without PTX in the build these tests report that they are skipped (`TUTTI_REQUIRE_PTX=1` makes that build an error);
-//! without ptxas the last one does (`TUTTI_REQUIRE_PTXAS=1` makes it a failure). `TUTTI_PTXAS` names the assembler.
+//! without ptxas or nvdisasm the last one does (`TUTTI_REQUIRE_PTXAS=1` and `TUTTI_REQUIRE_NVDISASM=1` make it a failure).
+//! `TUTTI_PTXAS` and `TUTTI_NVDISASM` name them.
+
+mod sass;
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -179,17 +183,23 @@ fn each_kernel_moves_its_data_in_16_byte_accesses() {
     }
 }
 
-/// ptxas: what `TUTTI_PTXAS` names, or the one on the path.
-fn ptxas() -> Result<PathBuf, String> {
-    let (path, what) = match env::var_os("TUTTI_PTXAS") {
-        Some(path) => (PathBuf::from(path), "TUTTI_PTXAS names something that does not run"),
-        None => (PathBuf::from("ptxas"), "TUTTI_PTXAS is not set, and there is none on the path"),
+/// A program of NVIDIA's: what the variable names, or the one on the path. None if there is none and none is required.
+fn tool(name: &str, variable: &str, required: &str) -> Option<PathBuf> {
+    let (path, what) = match env::var_os(variable) {
+        Some(path) => (PathBuf::from(path), format!("{variable} names something that does not run")),
+        None => (PathBuf::from(name), format!("{variable} is not set, and there is none on the path")),
     };
-    match Command::new(&path).arg("--version").output() {
-        Ok(output) if output.status.success() => Ok(path),
-        Ok(output) => Err(format!("{what}: {} ends with {}", path.display(), output.status)),
-        Err(error) => Err(format!("{what}: {}: {error}", path.display())),
-    }
+    let reason = match Command::new(&path).arg("--version").output() {
+        Ok(output) if output.status.success() => return Some(path),
+        Ok(output) => format!("{what}: {} ends with {}", path.display(), output.status),
+        Err(error) => format!("{what}: {}: {error}", path.display()),
+    };
+    assert!(
+        env::var_os(required).is_none_or(|value| value != "1"),
+        "{required} is set, but there is no {name} ({reason})"
+    );
+    eprintln!("skipped: no {name} ({reason})");
+    None
 }
 
 /// What `ptxas -v` reports about one kernel.
@@ -227,8 +237,16 @@ fn usages(report: &str) -> Vec<Usage> {
     usages
 }
 
-/// Assembles one image; complaints about it.
-fn assemble(ptxas: &PathBuf, image: &Image, directory: &std::path::Path) -> Vec<String> {
+/// What was found out about an image.
+#[derive(Default)]
+struct Findings {
+    /// Its line in the table of hot loops.
+    row: Option<String>,
+    complaints: Vec<String>,
+}
+
+/// Assembles one image, and measures the hot loops of its sum if there is a disassembler.
+fn assemble(ptxas: &Path, nvdisasm: Option<&Path>, image: &Image, directory: &Path) -> Findings {
     let file_name = image.file_name();
     let (source, object) = (directory.join(&file_name), directory.join(format!("{file_name}.cubin")));
     fs::write(&source, image.text()).expect("the temporary directory takes files");
@@ -241,10 +259,11 @@ fn assemble(ptxas: &PathBuf, image: &Image, directory: &std::path::Path) -> Vec<
         .expect("ptxas ran before");
     let report = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        return vec![format!("{file_name}: ptxas ends with {}:\n{report}", output.status)];
+        let complaints = vec![format!("{file_name}: ptxas ends with {}:\n{report}", output.status)];
+        return Findings { row: None, complaints };
     }
     let usages = usages(&report);
-    let mut complaints = Vec::new();
+    let (mut row, mut complaints) = (None, Vec::new());
     for entry in image.entries() {
         let name = entry.name();
         match usages.iter().find(|usage| usage.kernel == name) {
@@ -254,38 +273,50 @@ fn assemble(ptxas: &PathBuf, image: &Image, directory: &std::path::Path) -> Vec<
             Some(usage) => complaints.push(format!("{file_name}: {usage:?}")),
         }
     }
-    complaints
+    let sum = image.entries().into_iter().map(|entry| entry.name()).find(|name| {
+        name.starts_with("tutti_run_") && name.ends_with("_sum") && MEASURED.iter().any(|dtype| name.contains(dtype))
+    });
+    // Today's disassembler no longer reads the oldest architecture's code.
+    if let (Some(nvdisasm), Some(kernel), true) = (nvdisasm, sum, image.architecture().name != "sm_70") {
+        let output = Command::new(nvdisasm).arg("-c").arg(&object).output().expect("nvdisasm ran before");
+        let loops = sass::hot_loops(&String::from_utf8_lossy(&output.stdout), &kernel);
+        let registers = usages.iter().find(|usage| usage.kernel == kernel).map_or(u32::MAX, |usage| usage.registers);
+        let found = sass::row(image, &kernel, registers, &loops);
+        row = Some(found.text);
+        complaints.extend(found.complaints);
+    }
+    Findings { row, complaints }
 }
 
+/// The element types whose sums have figures to keep.
+const MEASURED: [&str; 3] = ["_f32_", "_f16_", "_bf16_"];
+
+/// The second half needs a disassembler too; the table that it prints is that of the hot loops.
 #[test]
-fn ptxas_takes_each_image_for_its_architecture_without_a_spill_or_a_stack_frame() {
-    let ptxas = match ptxas() {
-        Ok(ptxas) => ptxas,
-        Err(reason) if env::var_os("TUTTI_REQUIRE_PTXAS").is_some_and(|value| value == "1") => {
-            panic!("TUTTI_REQUIRE_PTXAS is set, but there is no ptxas ({reason})");
-        }
-        Err(reason) => {
-            eprintln!("skipped: no ptxas ({reason})");
-            return;
-        }
-    };
+fn ptxas_takes_each_image_without_a_spill_or_a_stack_frame_and_hot_loops_keep_their_figures() {
+    let Some(ptxas) = tool("ptxas", "TUTTI_PTXAS", "TUTTI_REQUIRE_PTXAS") else { return };
+    let nvdisasm = tool("nvdisasm", "TUTTI_NVDISASM", "TUTTI_REQUIRE_NVDISASM");
     let directory = env::temp_dir().join(format!("tutti-ptx-{}", std::process::id()));
     fs::create_dir_all(&directory).expect("the temporary directory takes directories");
     let images = images();
-    let complaints = Mutex::new(Vec::new());
+    let findings = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(image) = images.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let found = assemble(&ptxas, image, &directory);
-                    complaints.lock().expect("no worker panics with the lock").extend(found);
+                    let found = assemble(&ptxas, nvdisasm.as_deref(), image, &directory);
+                    findings.lock().expect("no worker panics with the lock").push(found);
                 }
             });
         }
     });
     fs::remove_dir_all(&directory).expect("the directory is ours");
-    let complaints = complaints.into_inner().expect("no worker panics with the lock");
+    let findings = findings.into_inner().expect("no worker panics with the lock");
+    let mut rows: Vec<&str> = findings.iter().filter_map(|found| found.row.as_deref()).collect();
+    rows.sort_unstable();
+    println!("{}\n{}", sass::header(), rows.join("\n"));
+    let complaints: Vec<&str> = findings.iter().flat_map(|found| &found.complaints).map(String::as_str).collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
