@@ -62,6 +62,9 @@ named!(
     ///
     /// 16-bit floats are widened to f32, reduced there and rounded once per step, to nearest even. NaN propagates through
     /// all of them; −0 is less than +0; subnormals are kept, but for the scaling of averages.
+    ///
+    /// All ranks end with the same bits, and so does the same call every time, with one exception: where a result is a NaN it is
+    /// a NaN on every rank, but its sign and payload may differ between ranks, and from one call to the next.
     Reduction, "reduction" {
         /// The sum.
         Sum = "sum",

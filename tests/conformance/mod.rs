@@ -63,6 +63,7 @@ macro_rules! conformance {
             ];
             numbers: [
                 a_nan_at_any_rank_is_a_nan_everywhere
+                nans_that_differ_between_ranks_are_a_nan_on_every_rank
                 copies_keep_every_bit_pattern
                 special_values_meet_as_ieee_says
                 all_sixteen_bit_values_meet_as_ieee_says
