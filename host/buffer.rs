@@ -6,7 +6,10 @@ use crate::dtype::Element;
 ///
 /// # Safety
 /// `as_ptr` is valid for reading `len` initialised elements, aligned for them, for as long as the buffer is borrowed, and
-/// stays the same for as long.
+/// stays the same for as long. (So it is while an asynchronous call owns the buffer, which neither moves then nor is used.)
+///
+/// Both are asked by the thread that makes the call, before anybody else hears of it: a panic there is that thread's own, and
+/// the call has not been made.
 pub unsafe trait Buffer {
     /// What it holds.
     type Element: Element;

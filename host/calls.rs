@@ -73,21 +73,20 @@ impl<'a> CallBuilder<'a> {
 
     fn submit<B>(
         self,
-        mut buffer: B,
-        request: impl Fn(Asker, &mut B) -> Result<Request> + Send + 'static,
+        buffer: B,
+        request: impl FnOnce(Asker, &mut B) -> Result<Request>,
     ) -> Result<Pending<B>, Failed<B>>
     where
         B: Send + 'static,
     {
         let (asker, overrides) = (self.communicator.asker(), self.overrides);
-        // What is wrong with the arguments is said here rather than later. The addresses are asked for again where the call
-        // runs: the buffer moves there first.
-        if let Err(error) = request(asker, &mut buffer).and_then(|request| request.check_algorithm(overrides.algorithm))
-        {
-            return Err(Failed { error, buffer });
-        }
-        let call = move |core: &mut _, buffer: &mut B| run(core, &request(asker, buffer)?, &overrides);
-        self.communicator.queue().submit(buffer, call)
+        // What is wrong with the arguments is said here rather than later.
+        let checked = |buffer: &mut B| {
+            let request = request(asker, buffer)?;
+            request.check_algorithm(overrides.algorithm)?;
+            Ok(request)
+        };
+        self.communicator.queue().submit(buffer, checked, overrides)
     }
 
     /// See [`Communicator::barrier`].

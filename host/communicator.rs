@@ -144,7 +144,8 @@ impl Communicator {
         members.sort_unstable();
         let place = members.iter().position(|(_, rank)| *rank == self.rank);
         let Some(rank) = place else {
-            return Err(Error::Internal { what: format!("rank {} is not among those of its colour", self.rank) });
+            let what = format!("rank {} is not among those of its colour", self.rank);
+            return Err(self.world.board.fail(Error::Internal { what }));
         };
         let world = self.world.child(core.sequence(), color, members.len());
         // Until somebody else calls, the part is this thread's.

@@ -19,7 +19,7 @@ use tutti_kernels::reduce_copy::Isa;
 use crate::board::{Board, Missing};
 use crate::device::cpu::{Advance, BoundPlan, Ends, advance_for, isa};
 use crate::dtype::{DType, Reduction};
-use crate::error::{Error, RankCall, Result};
+use crate::error::{Error, ErrorKind, RankCall, Result};
 use crate::fingerprint::{AsCall, CallWords, Purpose, describe};
 use crate::options::{Options, Overrides};
 use crate::plan::select::{Capabilities, choose};
@@ -350,13 +350,12 @@ impl Core {
             && held_bytes.saturating_add(needed_bytes) > budget_bytes
         {
             let (rank, what) = (self.rank, "connections");
-            let error = Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes };
-            return Err(self.world.board.fail(error));
+            return Err(Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes });
         }
         let bound = BoundPlan::new(&shared, self.rank, &mut self.ends, &*self.world.transport);
         let bound = bound.map_err(|no_memory| {
             let (rank, what) = (self.rank, "a connection");
-            self.world.board.fail(Error::OutOfMemory { rank, what, needed_bytes: no_memory.needed_bytes })
+            Error::OutOfMemory { rank, what, needed_bytes: no_memory.needed_bytes }
         })?;
         self.connection_bytes += new_bytes;
         if let Some(budget_bytes) = self.options.memory_budget_bytes {
@@ -368,8 +367,7 @@ impl Core {
             let held_bytes = self.held_bytes();
             if held_bytes.saturating_add(needed_bytes) > budget_bytes {
                 let (rank, what) = (self.rank, "a plan");
-                let error = Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes };
-                return Err(self.world.board.fail(error));
+                return Err(Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes });
             }
         }
         self.current = Some((key, bound));
@@ -434,7 +432,16 @@ impl Core {
     ///
     /// The caller keeps the request's buffers valid and lets nobody else touch them until the call is over: until
     /// [`Core::poll`] says `Done`, or an error has been given to [`Core::give_up`].
+    ///
+    /// An error that is not the caller's mistake breaks the communicator.
     pub(crate) fn start(&mut self, request: &Request, overrides: &Overrides) -> Result<()> {
+        self.begin(request, overrides).map_err(|error| match error.kind() {
+            ErrorKind::Caller => error,
+            _ => self.world.board.fail(error),
+        })
+    }
+
+    fn begin(&mut self, request: &Request, overrides: &Overrides) -> Result<()> {
         if let Some(error) = self.world.board.verdict() {
             return Err(error);
         }

@@ -3,6 +3,10 @@
 //! Each communicator has at most one worker thread, started by its first asynchronous call, that runs such calls in the order
 //! in which they were issued. A blocking call waits for those that were issued before it.
 //!
+//! The worker runs nothing of the caller's: a buffer is asked for its address and its length by the thread that issues the call,
+//! once it lies where it stays until the call is over. Only its `Drop` may run here, where nobody waits for the call; that comes
+//! after the turn, with nothing locked, and a panic of it ends there.
+//!
 //! A group takes its place in that order too, on all of its communicators at once, and then goes on with each communicator as
 //! its turn comes: it may hold the very calls that somebody else's call, or an asynchronous one, waits for. Since places are
 //! taken on all communicators at once, two groups are in the same order on all that they share.
@@ -13,12 +17,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use crate::core::{Core, World};
+use crate::core::{Core, Request, World};
 use crate::error::{Error, Result};
+use crate::options::Overrides;
 use crate::presence;
+use crate::run::run;
 use crate::sync::lock;
 
-type Job = Box<dyn FnOnce(&mut Core) + Send>;
+/// Runs a call, once, and holds on to the call's buffer until it is dropped.
+type Job = Box<dyn FnMut(&mut Core) + Send>;
 
 /// One rank and the calls that are queued for it. Ranks are made in one go and would else share cache lines at their ends.
 #[repr(align(128))]
@@ -98,35 +105,55 @@ impl Queue {
         }
     }
 
-    /// Queues `call`, which leaves `buffer` as the call left it.
+    /// Queues the call that `request` makes of the buffer.
     pub(crate) fn submit<B: Send + 'static>(
         self: &Arc<Self>,
-        mut buffer: B,
-        call: impl FnOnce(&mut Core, &mut B) -> Result<()> + Send + 'static,
+        buffer: B,
+        request: impl FnOnce(&mut B) -> Result<Request>,
+        overrides: Overrides,
     ) -> Result<Pending<B>, Failed<B>> {
+        let call = Arc::new(Call { buffer: Mutex::new(None), result: Mutex::new(None), over: Condvar::new() });
+        // Where the buffer lies now it stays until the call is over.
+        let request = request(lock(&call.buffer).insert(buffer));
+        match request.and_then(|request| self.issue(Arc::clone(&call), request, overrides)) {
+            Ok(()) => Ok(Pending { call }),
+            Err(error) => {
+                let Some(buffer) = lock(&call.buffer).take() else { unreachable!("no call has been issued over it") };
+                Err(Failed { error, buffer })
+            }
+        }
+    }
+
+    /// Queues a call whose buffer is in its place.
+    fn issue<B: Send + 'static>(
+        self: &Arc<Self>,
+        of: Arc<Call<B>>,
+        request: Request,
+        overrides: Overrides,
+    ) -> Result<()> {
         // The worker makes the call, but it is this thread whose call it is.
         presence::drive(&self.world, self.rank);
         let mut jobs = lock(&self.jobs);
         if !jobs.has_worker {
             let queue = Arc::clone(self);
             let name = format!("tutti-rank-{}", self.rank);
-            match std::thread::Builder::new().name(name).spawn(move || queue.work()) {
-                Ok(_) => jobs.has_worker = true,
-                Err(error) => return Err(Failed { error: Error::Thread { reason: error.to_string() }, buffer }),
-            }
+            let worker = std::thread::Builder::new().name(name).spawn(move || queue.work());
+            worker.map_err(|error| self.world.board.fail(Error::Thread { reason: error.to_string() }))?;
+            jobs.has_worker = true;
         }
-        let outcome = Arc::new(Outcome { slot: Mutex::new(None), set: Condvar::new() });
-        let pending = Pending { outcome: Arc::clone(&outcome) };
         let turn = jobs.take_turn(&self.outstanding);
         let job: Job = Box::new(move |core| {
-            let result = catch_unwind(AssertUnwindSafe(|| call(core, &mut buffer)));
-            let result = result.unwrap_or_else(|_| Err(Error::Internal { what: "a call panicked".to_owned() }));
-            *lock(&outcome.slot) = Some((buffer, result));
-            outcome.set.notify_all();
+            let result = catch_unwind(AssertUnwindSafe(|| run(core, &request, &overrides)));
+            let result = result.unwrap_or_else(|_| {
+                let what = format!("an asynchronous call of rank {} panicked", core.rank);
+                Err(core.give_up(Error::Internal { what }))
+            });
+            *lock(&of.result) = Some(result);
+            of.over.notify_all();
         });
         jobs.queued.push_back((turn, job));
         self.wake(&jobs);
-        Ok(pending)
+        Ok(())
     }
 
     /// The worker: runs queued calls until the queue is closed and empty.
@@ -134,7 +161,7 @@ impl Queue {
         presence::work_for_others();
         loop {
             let mut jobs = lock(&self.jobs);
-            let (turn, job) = loop {
+            let (number, mut job) = loop {
                 if let Some(next) = jobs.next_job() {
                     break next;
                 }
@@ -144,8 +171,13 @@ impl Queue {
                 jobs = self.wait(jobs);
             };
             drop(jobs);
+            let turn = Turn { queue: self, number };
             job(&mut lock(&self.core));
-            self.end_turn(turn);
+            drop(turn);
+            // The buffer too, if nobody waits for it. What its panic carries may panic when it is dropped in turn.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(job))) {
+                std::mem::forget(panic);
+            }
         }
     }
 
@@ -212,23 +244,28 @@ impl Drop for Turn<'_> {
     }
 }
 
-struct Outcome<B> {
-    slot: Mutex<Option<(B, Result<()>)>>,
-    set: Condvar,
+/// What the worker and whoever waits share.
+struct Call<B> {
+    /// Looked at before the call and after it, and not in between: then its memory is lent.
+    buffer: Mutex<Option<B>>,
+    result: Mutex<Option<Result<()>>>,
+    over: Condvar,
 }
 
 /// A call under way that owns its buffer.
 ///
-/// Dropping it does not stop the call: the buffer is freed when the call is over.
+/// Dropping it does not stop the call: the buffer is dropped when the call is over, by the thread that makes the asynchronous
+/// calls of its communicator. A panic of the buffer's `Drop` ends there (the panic hook hears of it); that `Drop` must not wait
+/// for calls of the same communicator, which this thread makes.
 #[must_use = "wait for the call to get its buffer back"]
 pub struct Pending<B> {
-    outcome: Arc<Outcome<B>>,
+    call: Arc<Call<B>>,
 }
 
 impl<B> Pending<B> {
     /// Whether the call is over, and [`Pending::wait`] would return at once.
     pub fn is_done(&self) -> bool {
-        lock(&self.outcome.slot).is_some()
+        lock(&self.call.result).is_some()
     }
 
     /// Waits for the call's end; the buffer that it owned.
@@ -237,12 +274,12 @@ impl<B> Pending<B> {
     ///
     /// The call's error, with the buffer, whose contents are then unspecified.
     pub fn wait(self) -> Result<B, Failed<B>> {
-        let mut slot = lock(&self.outcome.slot);
+        let mut result = lock(&self.call.result);
         loop {
-            match slot.take() {
-                Some((buffer, Ok(()))) => return Ok(buffer),
-                Some((buffer, Err(error))) => return Err(Failed { error, buffer }),
-                None => slot = self.outcome.set.wait(slot).unwrap_or_else(PoisonError::into_inner),
+            match result.take().and_then(|result| Some((result, lock(&self.call.buffer).take()?))) {
+                Some((Ok(()), buffer)) => return Ok(buffer),
+                Some((Err(error), buffer)) => return Err(Failed { error, buffer }),
+                None => result = self.call.over.wait(result).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }

@@ -1,12 +1,16 @@
 //! Calls that return at once and own their buffers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use half::bf16;
-use tutti::{Algorithm, Error, ErrorKind, Reduction};
+use tutti::{Algorithm, Buffer, BufferMut, Error, ErrorKind, Reduction};
 
 use super::Make;
-use super::ranks::{SOON, on_threads, options, within};
+use super::ranks::{SOON, each_on_a_thread, on_threads, options, within};
 
 pub(crate) fn asynchronous_calls_do_what_blocking_ones_do(make: Make) {
     within(SOON, move || {
@@ -162,5 +166,117 @@ pub(crate) fn an_asynchronous_call_has_settings_of_its_own(make: Make) {
         let call = communicators[1].call().algorithm(Algorithm::Ring);
         let failed = call.broadcast_async(vec![7.0_f32], 1).unwrap_err();
         assert_eq!((failed.error.kind(), failed.buffer), (ErrorKind::Caller, vec![7.0]));
+    });
+}
+
+/// Four ones that run code of the caller's wherever a buffer can.
+struct Unruly {
+    elements: [f32; 4],
+    when_asked: fn(),
+    when_dropped: fn(),
+    /// The only thread that may ask.
+    asker: ThreadId,
+    drops: Arc<AtomicUsize>,
+}
+
+impl Unruly {
+    fn new(when_asked: fn(), when_dropped: fn(), drops: &Arc<AtomicUsize>) -> Unruly {
+        let asker = std::thread::current().id();
+        Unruly { elements: [1.0; 4], when_asked, when_dropped, asker, drops: Arc::clone(drops) }
+    }
+
+    fn ask(&self) {
+        assert_eq!(std::thread::current().id(), self.asker, "another thread than the caller's asks");
+        (self.when_asked)();
+    }
+}
+
+// SAFETY: the elements are a part of the buffer.
+unsafe impl Buffer for Unruly {
+    type Element = f32;
+
+    fn as_ptr(&self) -> *const f32 {
+        self.ask();
+        self.elements.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.ask();
+        self.elements.len()
+    }
+}
+
+// SAFETY: as above, borrowed for writing.
+unsafe impl BufferMut for Unruly {
+    fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.ask();
+        self.elements.as_mut_ptr()
+    }
+}
+
+impl Drop for Unruly {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::SeqCst);
+        (self.when_dropped)();
+    }
+}
+
+/// What a panic can carry.
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("expected: what a panic carried panics when it is dropped");
+    }
+}
+
+pub(crate) fn a_buffer_that_panics_when_it_is_dropped_stops_no_later_call(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let drops = Arc::new(AtomicUsize::new(0));
+        let when_dropped: [fn(); 2] = [|| panic!("expected: a buffer's drop"), || panic_any(PanicsWhenDropped)];
+        for (nth, when_dropped) in when_dropped.into_iter().enumerate() {
+            // Nobody waits for it, so it is the worker that drops the buffer.
+            drop(communicators[0].all_reduce_async(Unruly::new(|| {}, when_dropped, &drops), Reduction::Sum).unwrap());
+            communicators[1].all_reduce_in_place(&mut [1.0_f32; 4], Reduction::Sum).unwrap();
+            while drops.load(Ordering::SeqCst) == nth {
+                std::thread::yield_now();
+            }
+            let calls =
+                [0, 1].map(|rank| communicators[rank].all_reduce_async(vec![1.0_f32; 4], Reduction::Sum).unwrap());
+            assert_eq!(calls.map(|call| call.wait().unwrap()), [[2.0; 4], [2.0; 4]]);
+            on_both(&communicators);
+        }
+    });
+}
+
+fn on_both(communicators: &[tutti::Communicator]) {
+    each_on_a_thread(communicators, |communicator| {
+        let mut buffer = [1.0_f32; 9];
+        communicator.all_reduce_in_place(&mut buffer, Reduction::Sum).unwrap();
+        assert_eq!(buffer, [2.0; 9]);
+    });
+}
+
+pub(crate) fn a_buffer_that_panics_when_it_is_asked_panics_in_its_callers_thread_and_breaks_nothing(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let drops = Arc::new(AtomicUsize::new(0));
+        for round in 1..=3 {
+            let unruly = Unruly::new(|| panic!("expected: a buffer is asked"), || {}, &drops);
+            let call = || communicators[0].all_reduce_async(unruly, Reduction::Sum).map_err(Error::from);
+            assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
+            assert_eq!(drops.load(Ordering::SeqCst), round);
+            on_both(&communicators);
+        }
+        // Whatever it answers a second time, and on whichever thread: it is not asked.
+        let calls = [0, 1].map(|rank| {
+            let buffer = Unruly::new(|| {}, || {}, &drops);
+            communicators[rank].all_reduce_async(buffer, Reduction::Sum).unwrap()
+        });
+        for call in calls {
+            assert_eq!(call.wait().map_err(Error::from).unwrap().elements, [2.0; 4]);
+        }
+        on_both(&communicators);
     });
 }

@@ -142,6 +142,8 @@ macro_rules! conformance {
                 dropping_all_ranks_with_a_call_under_way_ends_it
                 any_owned_buffer_can_be_lent
                 an_asynchronous_call_has_settings_of_its_own
+                a_buffer_that_panics_when_it_is_dropped_stops_no_later_call
+                a_buffer_that_panics_when_it_is_asked_panics_in_its_callers_thread_and_breaks_nothing
             ];
             groups: [
                 a_group_looks_like_its_calls_one_after_the_other

@@ -80,7 +80,8 @@ pub(crate) fn nans_that_differ_between_ranks_are_a_nan_on_every_rank(make: Make)
         let mut inputs = case.inputs::<T>(communicators.len());
         for (rank, input) in inputs.iter_mut().enumerate() {
             // Two elements of three are NaNs, at other places on each rank, with other signs and payloads.
-            for (index, element) in input.iter_mut().enumerate().filter(|(index, _)| !(index + rank).is_multiple_of(3)) {
+            for (index, element) in input.iter_mut().enumerate().filter(|(index, _)| !(index + rank).is_multiple_of(3))
+            {
                 let quiet = T::INFINITY_BITS >> 1 & !T::INFINITY_BITS;
                 let sign = if rank % 2 == 0 { T::SIGN_BIT } else { 0 };
                 *element = T::from_bits(sign | T::INFINITY_BITS | quiet | (1 + (rank + index) as u32 % 30));
