@@ -120,7 +120,9 @@ impl Communicator {
     }
 
     /// Makes smaller communicators: ranks that pass the same colour come together in one, in the order of their keys (and of
-    /// their ranks here, where keys are equal). A rank that passes none gets none. All ranks of this communicator call it.
+    /// their ranks here, where keys are equal). A rank that passes none gets none. All ranks of this communicator call it, each on
+    /// a thread of its own: it has no form in [`Group`](crate::Group), and one thread that is several ranks would wait in the
+    /// first of its calls for the others until the deadline.
     ///
     /// # Errors
     ///
@@ -153,7 +155,8 @@ impl Communicator {
         Ok(Some(Communicator::new(&world, rank, core.options.clone())))
     }
 
-    /// The same ranks with connections of their own: its calls overlap with those of this communicator. All ranks call it.
+    /// The same ranks with connections of their own: its calls overlap with those of this communicator. All ranks call it, each
+    /// on a thread of its own, as with [`Communicator::split`].
     ///
     /// # Errors
     ///

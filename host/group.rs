@@ -35,6 +35,8 @@ use crate::run::{Lineup, run_together};
 /// turn comes, so it may hold what the calls before wait for. Calls that are issued later come after the group's. Groups of
 /// several threads that share communicators run in the same order on all of them.
 ///
+/// What makes communicators has no form here: [`Communicator::split`] and [`Communicator::lane`] need a thread for each rank.
+///
 /// To its peers a group looks like its calls made one after the other; they need not use one too. A group that is dropped
 /// without being run does nothing.
 #[must_use = "a group does nothing until it is run"]
