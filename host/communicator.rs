@@ -1,7 +1,7 @@
 //! Communicators: making them, splitting them, ending them. The calls that move data are in `calls.rs`.
 
 use std::fmt;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::calls::CallBuilder;
 use crate::core::{Core, MemoryReport, TimedStep, World};
@@ -10,9 +10,11 @@ use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
 use crate::pending::Queue;
 use crate::plan::{Collective, MAX_RANK_COUNT, Plan};
+use crate::plan_cache::PlanKey;
 use crate::presence;
 use crate::request::Asker;
 use crate::run::run;
+use crate::sync::lock;
 
 /// `rank_count` communicators, one for each rank, whose ranks are threads of this process.
 ///
@@ -69,12 +71,16 @@ pub struct Communicator {
     queue: Arc<Queue>,
     world: Arc<World>,
     rank: usize,
+    options: Options,
+    /// What the rank holds, as it said last.
+    held: Arc<Mutex<MemoryReport>>,
 }
 
 impl Communicator {
     fn new(world: &Arc<World>, rank: usize, options: Options) -> Communicator {
-        let queue = Arc::new(Queue::new(Core::new(Arc::clone(world), rank, options)));
-        Communicator { queue, world: Arc::clone(world), rank }
+        let core = Core::new(Arc::clone(world), rank, options.clone());
+        let held = core.held();
+        Communicator { queue: Arc::new(Queue::new(core)), world: Arc::clone(world), rank, options, held }
     }
 
     /// Which rank this is, counted from 0.
@@ -152,7 +158,7 @@ impl Communicator {
         let world = self.world.child(core.sequence(), color, members.len());
         // Until somebody else calls, the part is this thread's.
         presence::drive(&world, rank);
-        Ok(Some(Communicator::new(&world, rank, core.options.clone())))
+        Ok(Some(Communicator::new(&world, rank, self.options.clone())))
     }
 
     /// The same ranks with connections of their own: its calls overlap with those of this communicator. All ranks call it, each
@@ -171,30 +177,34 @@ impl Communicator {
         AbortHandle { world: Arc::clone(&self.world), rank: self.rank }
     }
 
-    /// What this rank holds.
+    /// What this rank holds. Waits for no call: while one is under way, it is what the rank holds in it.
     pub fn memory(&self) -> MemoryReport {
-        self.in_turn().memory()
+        *lock(&self.held)
     }
 
-    /// The plan by which a call with this count of elements would run.
+    /// The plan by which a call with this count of elements would run. Waits for no call.
     ///
     /// # Errors
     ///
     /// [`Error::Plan`] if there is none.
     pub fn plan(&self, collective: Collective, count: usize, dtype: DType) -> Result<Plan> {
-        let core = self.in_turn();
         let (count, element_bytes) = (count as u64, dtype.bytes() as u32);
-        let algorithm = core.algorithm(collective, count, element_bytes, &Overrides::default());
-        core.plan(collective, algorithm, count, element_bytes)
+        let (options, overrides) = (&self.options, Overrides::default());
+        let algorithm = self.world.algorithm(collective, count, element_bytes, options, &overrides);
+        self.world.plan(PlanKey { collective, algorithm, count, element_bytes })
     }
 
-    /// Begins to time the steps of this rank's calls, keeping the first `steps_max` of each program; what was timed before is
-    /// dropped.
+    /// Begins to time the steps of this rank's calls, keeping the first `steps_max` of each program, or fewer where
+    /// [`Options::memory_budget_bytes`] leaves no room for more; what was timed before is dropped.
+    ///
+    /// The calls that are timed are those that are issued later: this waits, as a call does, until the ones before are over, the
+    /// asynchronous ones too, and so for as long as their deadlines let them wait for peers.
     pub fn start_trace(&self, steps_max: usize) {
         self.in_turn().start_trace(steps_max);
     }
 
-    /// Stops timing steps; those that were timed, in the order in which they started.
+    /// Stops timing steps; those that were timed, in the order in which they started. Waits until the calls that were issued
+    /// before are over, as [`Communicator::start_trace`] does.
     pub fn take_trace(&self) -> Vec<TimedStep> {
         self.in_turn().take_trace()
     }

@@ -126,6 +126,35 @@ impl World {
         (error, descendants.worlds.clone())
     }
 
+    /// The algorithm for a call: the caller's, or the communicator's where it offers the collective, or the best guess.
+    pub(crate) fn algorithm(
+        &self,
+        collective: Collective,
+        count: u64,
+        element_bytes: u32,
+        options: &Options,
+        overrides: &Overrides,
+    ) -> Algorithm {
+        if let Some(algorithm) = overrides.algorithm {
+            return algorithm;
+        }
+        if let Some(algorithm) = options.algorithm
+            && algorithm.offers(collective)
+        {
+            return algorithm;
+        }
+        let bytes = count.saturating_mul(u64::from(element_bytes));
+        let capabilities = Capabilities { windows: self.transport.guarantees().windows };
+        choose(collective, self.board.rank_count(), bytes, element_bytes, capabilities)
+    }
+
+    /// The plan for a call.
+    pub(crate) fn plan(&self, key: PlanKey) -> Result<Plan> {
+        let PlanKey { collective, algorithm, count, element_bytes } = key;
+        plan::build(collective, algorithm, self.board.rank_count(), count, element_bytes, &self.geometry)
+            .map_err(|source| Error::Plan { call: collective.name(), source })
+    }
+
     /// The world that call `sequence` split off for `color`: the first of its `rank_count` ranks makes it, the last takes it
     /// out.
     pub(crate) fn child(self: &Arc<World>, sequence: u64, color: u32, rank_count: usize) -> Arc<World> {
@@ -257,6 +286,8 @@ pub(crate) struct Core {
     active: Active,
     connection_bytes: u64,
     traces: Option<Traces>,
+    /// What this rank holds, for those who ask while it is in a call.
+    held: Arc<Mutex<MemoryReport>>,
 }
 
 // SAFETY: the ends point into the transport's memory, which `world` keeps alive, and are used by whichever single thread
@@ -281,7 +312,13 @@ impl Core {
             active: Active::none(),
             connection_bytes: 0,
             traces: None,
+            held: Arc::default(),
         }
+    }
+
+    /// Where the rank says what it holds.
+    pub(crate) fn held(&self) -> Arc<Mutex<MemoryReport>> {
+        Arc::clone(&self.held)
     }
 
     pub(crate) fn rank_count(&self) -> usize {
@@ -291,39 +328,6 @@ impl Core {
     /// The sequence number of the last call.
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
-    }
-
-    /// The algorithm for a call: the caller's, or the communicator's where it offers the collective, or the best guess.
-    pub(crate) fn algorithm(
-        &self,
-        collective: Collective,
-        count: u64,
-        element_bytes: u32,
-        overrides: &Overrides,
-    ) -> Algorithm {
-        if let Some(algorithm) = overrides.algorithm {
-            return algorithm;
-        }
-        if let Some(algorithm) = self.options.algorithm
-            && algorithm.offers(collective)
-        {
-            return algorithm;
-        }
-        let bytes = count.saturating_mul(u64::from(element_bytes));
-        let capabilities = Capabilities { windows: self.world.transport.guarantees().windows };
-        choose(collective, self.rank_count(), bytes, element_bytes, capabilities)
-    }
-
-    /// The plan for a call.
-    pub(crate) fn plan(
-        &self,
-        collective: Collective,
-        algorithm: Algorithm,
-        count: u64,
-        element_bytes: u32,
-    ) -> Result<Plan> {
-        plan::build(collective, algorithm, self.rank_count(), count, element_bytes, &self.world.geometry)
-            .map_err(|source| Error::Plan { call: collective.name(), source })
     }
 
     /// Makes `current` the plan of `key`, laid out.
@@ -341,37 +345,46 @@ impl Core {
             self.current = Some((key, plan));
             return Ok(());
         }
-        let build = || self.plan(key.collective, key.algorithm, key.count, key.element_bytes);
-        let shared = self.world.plans.take(key, self.rank_count(), build)?;
+        let shared = self.world.plans.take(key, self.rank_count(), || self.world.plan(key))?;
         let new_bytes = self.ends.missing(&shared, self.rank) as u64 * self.world.transport.connection_bytes();
-        let needed_bytes = new_bytes + shared.plan.ranks[self.rank].scratch_bytes;
-        let held_bytes = self.held_bytes();
-        if let Some(budget_bytes) = self.options.memory_budget_bytes
-            && held_bytes.saturating_add(needed_bytes) > budget_bytes
-        {
-            let (rank, what) = (self.rank, "connections");
-            return Err(Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes });
-        }
+        let scratch_bytes = shared.plan.ranks[self.rank].scratch_bytes;
+        let what = match (new_bytes, scratch_bytes) {
+            (_, 0) => "connections",
+            (0, _) => "scratch memory",
+            _ => "connections and scratch memory",
+        };
+        self.make_room(what, new_bytes.saturating_add(scratch_bytes))?;
         let bound = BoundPlan::new(&shared, self.rank, &mut self.ends, &*self.world.transport);
         let bound = bound.map_err(|no_memory| {
             let (rank, what) = (self.rank, "a connection");
             Error::OutOfMemory { rank, what, needed_bytes: no_memory.needed_bytes }
         })?;
         self.connection_bytes += new_bytes;
-        if let Some(budget_bytes) = self.options.memory_budget_bytes {
-            let needed_bytes = bound.bytes();
-            if self.held_bytes().saturating_add(needed_bytes) > budget_bytes {
-                // Plans that were kept for later calls can be made again.
-                self.plans.clear();
-            }
-            let held_bytes = self.held_bytes();
-            if held_bytes.saturating_add(needed_bytes) > budget_bytes {
-                let (rank, what) = (self.rank, "a plan");
-                return Err(Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes });
-            }
-        }
+        self.make_room("a plan", bound.bytes())?;
         self.current = Some((key, bound));
+        self.publish_memory();
         Ok(())
+    }
+
+    /// Sees to it that so many bytes more keep within the budget: plans that were kept for later calls can be made again, and
+    /// room for step times that have not come is not needed yet.
+    fn make_room(&mut self, what: &'static str, needed_bytes: u64) -> Result<()> {
+        let Some(budget_bytes) = self.options.memory_budget_bytes else { return Ok(()) };
+        let fits = |core: &Core| core.memory().total_bytes().saturating_add(needed_bytes) <= budget_bytes;
+        if fits(self) {
+            return Ok(());
+        }
+        self.plans.clear();
+        if let Some(traces) = &mut self.traces {
+            traces.trim();
+        }
+        let fits = fits(self);
+        self.publish_memory();
+        if fits {
+            return Ok(());
+        }
+        let held_bytes = self.memory().total_bytes();
+        Err(Error::MemoryBudget { rank: self.rank, what, needed_bytes, held_bytes, budget_bytes })
     }
 
     /// All of a call that does not depend on its buffers, with its plan bound. Most calls are the same as the last one.
@@ -390,7 +403,8 @@ impl Core {
             return Ok(prepared);
         }
         let element_bytes = request.element_bytes();
-        let algorithm = self.algorithm(request.collective, request.count, element_bytes, overrides);
+        let algorithm =
+            self.world.algorithm(request.collective, request.count, element_bytes, &self.options, overrides);
         let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
         self.prepared = None;
         self.bind(key)?;
@@ -462,9 +476,6 @@ impl Core {
             // SAFETY: the rank has just come to the call, and no step of it has run.
             unsafe { board.expose(self.rank, active.call.buffers) };
         }
-        if let Some(traces) = &mut self.traces {
-            active.call.traces = traces.reserve(bound.step_counts());
-        }
         active.overrides = *overrides;
         active.stalled = None;
         active.blocked = None;
@@ -472,7 +483,23 @@ impl Core {
         // What every rank needs every other for has been agreed on when it is done.
         let rooted = request.collective.root().is_some();
         active.unconfirmed = std::mem::replace(&mut self.unconfirmed, rooted) && rooted && bound.sends_first;
+        if self.traces.is_some() {
+            self.reserve_traces();
+        }
         Ok(())
+    }
+
+    /// Finds room for the step times of the call that has just begun, as far as the budget goes.
+    #[cold]
+    fn reserve_traces(&mut self) {
+        let budget_bytes = self.options.memory_budget_bytes.unwrap_or(u64::MAX);
+        let room_bytes = budget_bytes.saturating_sub(lock(&self.held).total_bytes());
+        let (Some(traces), Some((_, bound))) = (&mut self.traces, &self.current) else { return };
+        let bytes_before = traces.bytes();
+        self.active.call.traces = traces.reserve(bound.step_counts(), room_bytes);
+        if traces.bytes() != bytes_before {
+            self.publish_memory();
+        }
     }
 
     /// Advances each program of the call by a few steps at most.
@@ -624,14 +651,8 @@ impl Core {
         self.world.board.mismatch(self.rank, &self.active.call.fingerprint, end.peer as usize, &theirs.fingerprint)
     }
 
-    /// Bytes that this rank holds: connections that end here, plans, scratch, traces.
-    fn held_bytes(&self) -> u64 {
-        let report = self.memory();
-        report.connection_bytes + report.plan_bytes + report.trace_bytes
-    }
-
     /// What this rank holds.
-    pub(crate) fn memory(&self) -> MemoryReport {
+    fn memory(&self) -> MemoryReport {
         let plans = self.plans.values().chain(self.current.as_ref().map(|(_, plan)| plan));
         MemoryReport {
             connections: self.ends.receives.len(),
@@ -642,6 +663,11 @@ impl Core {
         }
     }
 
+    /// Lets those who do not wait for the rank's turn know what it holds.
+    fn publish_memory(&self) {
+        *lock(&self.held) = self.memory();
+    }
+
     /// Begins to time steps, `capacity` of each program; what was timed before is dropped.
     pub(crate) fn start_trace(&mut self, capacity: usize) {
         self.traces = Some(Traces {
@@ -650,12 +676,15 @@ impl Core {
             headers: Vec::new(),
             begun: (Instant::now(), tutti_kernels::target::timestamp()),
         });
+        self.publish_memory();
     }
 
     /// Stops timing steps; what was timed.
     pub(crate) fn take_trace(&mut self) -> Vec<TimedStep> {
         self.active.call.traces = std::ptr::null_mut();
-        self.traces.take().map_or_else(Vec::new, Traces::finish)
+        let traces = self.traces.take();
+        self.publish_memory();
+        traces.map_or_else(Vec::new, Traces::finish)
     }
 }
 
@@ -678,22 +707,41 @@ struct Traces {
 unsafe impl Send for Traces {}
 
 impl Traces {
-    /// Room for the steps of one more call, given how many each program has; less where the memory does not reach.
-    fn reserve(&mut self, step_counts: impl Iterator<Item = u64>) -> *mut Trace {
+    /// Room for the steps of one more call, given how many each program has, within `room_bytes` more than there are; less
+    /// where the memory does not reach. Steps beyond it are counted and not kept.
+    fn reserve(&mut self, step_counts: impl Iterator<Item = u64>, mut room_bytes: u64) -> *mut Trace {
+        const ENTRY_BYTES: u64 = size_of::<StepTime>() as u64;
         for (program, steps) in step_counts.enumerate() {
             if self.headers.len() == program {
                 self.entries.push(Vec::new());
                 self.headers.push(Trace { entries: std::ptr::null_mut(), capacity: 0, count: 0 });
             }
             let (entries, header) = (&mut self.entries[program], &mut self.headers[program]);
-            let wanted = header.count.saturating_add(steps).min(self.capacity as u64) as usize;
-            if wanted > entries.len() && entries.try_reserve(wanted - entries.len()).is_ok() {
-                entries.resize(wanted, StepTime::default());
+            let there = entries.len() as u64;
+            let wanted = header.count.saturating_add(steps);
+            if wanted > there {
+                // Twice as many as before, so that a long row of calls does not copy them each time.
+                let most = (self.capacity as u64).min(there.saturating_add(room_bytes / ENTRY_BYTES));
+                let more = wanted.max(2 * there).min(most).saturating_sub(there);
+                if more > 0 && entries.try_reserve_exact(more as usize).is_ok() {
+                    entries.resize((there + more) as usize, StepTime::default());
+                    room_bytes -= more * ENTRY_BYTES;
+                }
             }
             header.entries = entries.as_mut_ptr();
             header.capacity = entries.len() as u64;
         }
         self.headers.as_mut_ptr()
+    }
+
+    /// Gives back the room in which there are no times.
+    fn trim(&mut self) {
+        for (entries, header) in self.entries.iter_mut().zip(&mut self.headers) {
+            entries.truncate(header.count.min(header.capacity) as usize);
+            entries.shrink_to_fit();
+            header.entries = entries.as_mut_ptr();
+            header.capacity = entries.len() as u64;
+        }
     }
 
     fn bytes(&self) -> u64 {
@@ -742,7 +790,7 @@ pub struct TimedStep {
 }
 
 /// Memory that one rank of a communicator holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Connections that end at this rank.
     pub connections: usize,

@@ -14,7 +14,8 @@ pub struct Options {
     /// How long a call waits for a rank that has not come to it, without any rank making progress: 10 min. A rank whose
     /// thread has panicked since its last call, but may yet make another, gets `progress_timeout`, if that is shorter.
     pub arrival_timeout: Duration,
-    /// The most bytes that one rank's connections, plans and step times may take; unlimited if none is given.
+    /// The most bytes that one rank's connections, plans and step times may take; unlimited if none is given. A call that needs
+    /// more fails; step times that do not fit are not kept.
     pub memory_budget_bytes: Option<u64>,
     /// The algorithm to use for every collective that it offers; chosen by size and number of ranks if none is given.
     pub algorithm: Option<Algorithm>,

@@ -164,6 +164,8 @@ macro_rules! conformance {
                 a_memory_budget_of_what_is_needed_is_enough_and_a_byte_less_is_not
                 a_trace_has_every_step_in_order
                 a_trace_of_any_length_can_be_asked_for
+                a_trace_ends_where_the_memory_budget_does
+                memory_and_plans_can_be_looked_at_while_a_call_waits
                 a_plan_can_be_looked_at_before_it_runs
                 slots_beyond_all_memory_are_a_typed_error_on_every_rank
                 a_communicators_algorithm_is_used_where_it_offers_the_collective

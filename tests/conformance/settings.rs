@@ -10,7 +10,7 @@ use tutti::{
 
 use super::Make;
 use super::case::{Case, Drive, call, collectives, try_call};
-use super::ranks::{SOON, each_on_a_thread, on_threads, options, with_slots, within};
+use super::ranks::{LATER, SOON, each_on_a_thread, on_threads, options, with_slots, within};
 
 pub(crate) fn settings_out_of_range_are_errors_that_say_the_range(make: Make) {
     within(SOON, move || {
@@ -209,6 +209,54 @@ pub(crate) fn a_trace_of_any_length_can_be_asked_for(make: Make) {
 
 pub(crate) fn a_plan_can_be_looked_at_before_it_runs(make: Make) {
     within(SOON, move || {
+pub(crate) fn a_trace_ends_where_the_memory_budget_does(make: Make) {
+    within(LATER, move || {
+        let budget_bytes = 1_000_000;
+        let communicators = make(2, options(|options| options.memory_budget_bytes = Some(budget_bytes))).unwrap();
+        on_threads(communicators, |communicator| {
+            let sum = || communicator.all_reduce_in_place(&mut [1.0_f32; 100], Reduction::Sum);
+            communicator.start_trace(usize::MAX);
+            sum().unwrap();
+            let steps_per_call = communicator.take_trace().len();
+            communicator.start_trace(usize::MAX);
+            for _ in 0..20_000 {
+                sum().unwrap();
+                let report = communicator.memory();
+                assert!(report.total_bytes() <= budget_bytes, "{report}");
+            }
+            let report = communicator.memory();
+            assert!(report.total_bytes() > budget_bytes - 100, "there was room for more: {report}");
+            let trace = communicator.take_trace();
+            assert!(trace.len() > 1000 && trace.len() < 20_000 * steps_per_call, "{} steps", trace.len());
+            assert!(trace.is_sorted_by_key(|step| step.start));
+            // Room that no step has come to yet is given to whoever needs it: to another plan.
+            communicator.start_trace(usize::MAX);
+            while communicator.memory().total_bytes() <= budget_bytes - 100 {
+                sum().unwrap();
+            }
+            let ring = communicator.call().algorithm(Algorithm::Ring);
+            ring.all_reduce_in_place(&mut [1.0_f32; 100], Reduction::Sum).unwrap();
+            assert!(communicator.memory().total_bytes() <= budget_bytes);
+            assert!(communicator.take_trace().len() > 1000);
+        });
+    });
+}
+
+pub(crate) fn memory_and_plans_can_be_looked_at_while_a_call_waits(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let waiting = communicators[0].all_reduce_async(vec![1.0_f32; 10], Reduction::Sum).unwrap();
+        // It is the call's own plan that is held, as soon as the call has begun.
+        while communicators[0].memory().plans == 0 {
+            std::thread::yield_now();
+        }
+        assert!(communicators[0].plan(Collective::AllReduce, 10, DType::F32).is_ok());
+        assert!(!waiting.is_done());
+        communicators[1].all_reduce_in_place(&mut [1.0_f32; 10], Reduction::Sum).unwrap();
+        assert_eq!(waiting.wait().unwrap(), [2.0; 10]);
+    });
+}
+
         let communicator = &make(5, options(|_| {})).unwrap()[3];
         for collective in collectives(5) {
             for count in [0, 1, 1000, 1 << 20] {
