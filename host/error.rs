@@ -103,7 +103,8 @@ pub enum Error {
 
     /// The communicator would hold more memory than its budget allows.
     #[error(
-        "rank {rank}: {what} needs {needed_bytes} bytes beside the {held_bytes} held; the budget is {budget_bytes}"
+        "rank {rank}: no budget for {needed_bytes} bytes of {what}: {held_bytes} bytes are held already; the budget is \
+         {budget_bytes}"
     )]
     MemoryBudget {
         /// Who needs it.

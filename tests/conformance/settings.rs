@@ -130,7 +130,9 @@ pub(crate) fn a_memory_budget_is_kept_or_a_typed_error_on_every_rank(make: Make)
                     panic!("expected a budget, came: {error}")
                 };
                 assert!(*rank < 4 && *budget == budget_bytes && held_bytes + needed_bytes > budget_bytes, "{error}");
-                assert!(error.to_string().contains(&format!("the budget is {budget_bytes}")), "{error}");
+                let text = error.to_string();
+                assert!(text.contains(&format!("the budget is {budget_bytes}")), "{error}");
+                assert!(text.contains(&format!("no budget for {needed_bytes} bytes of ")), "{error}");
                 assert_eq!(Some(error), errors[0].as_ref());
             }
         }
