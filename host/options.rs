@@ -6,6 +6,14 @@ use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Geometry};
 
 /// Settings of a communicator. Where they shape plans (the algorithm, the slots), all its ranks need the same ones.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let options = tutti::Options::default().arrival_timeout(Duration::from_secs(60)).memory_budget_bytes(64 << 20);
+/// let ranks = tutti::local_with(4, options)?;
+/// # Ok::<(), tutti::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
@@ -37,6 +45,31 @@ impl Default for Options {
             slots,
         }
     }
+}
+
+/// Makes, for each setting, the method that changes it.
+macro_rules! setters {
+    ($($setting:ident: $type:ty => $value:expr;)*) => {
+        impl Options {
+            $(
+                #[doc = concat!("With another [`", stringify!($setting), "`](field@Options::", stringify!($setting), ").")]
+                #[must_use = "the options are given back, changed"]
+                pub fn $setting(mut self, $setting: $type) -> Options {
+                    self.$setting = $value;
+                    self
+                }
+            )*
+        }
+    };
+}
+
+setters! {
+    progress_timeout: Duration => progress_timeout;
+    arrival_timeout: Duration => arrival_timeout;
+    memory_budget_bytes: u64 => Some(memory_budget_bytes);
+    algorithm: Algorithm => Some(algorithm);
+    slot_bytes: u32 => slot_bytes;
+    slots: u32 => slots;
 }
 
 impl Options {

@@ -169,6 +169,7 @@ macro_rules! conformance {
                 a_plan_can_be_looked_at_before_it_runs
                 slots_beyond_all_memory_are_a_typed_error_on_every_rank
                 a_communicators_algorithm_is_used_where_it_offers_the_collective
+                every_setting_has_a_method_that_changes_it_alone
                 communicators_and_errors_can_go_between_threads
             ];
             endurance: [

@@ -209,8 +209,6 @@ pub(crate) fn a_trace_of_any_length_can_be_asked_for(make: Make) {
     });
 }
 
-pub(crate) fn a_plan_can_be_looked_at_before_it_runs(make: Make) {
-    within(SOON, move || {
 pub(crate) fn a_trace_ends_where_the_memory_budget_does(make: Make) {
     within(LATER, move || {
         let budget_bytes = 1_000_000;
@@ -259,6 +257,8 @@ pub(crate) fn memory_and_plans_can_be_looked_at_while_a_call_waits(make: Make) {
     });
 }
 
+pub(crate) fn a_plan_can_be_looked_at_before_it_runs(make: Make) {
+    within(SOON, move || {
         let communicator = &make(5, options(|_| {})).unwrap()[3];
         for collective in collectives(5) {
             for count in [0, 1, 1000, 1 << 20] {
@@ -301,6 +301,24 @@ pub(crate) fn a_communicators_algorithm_is_used_where_it_offers_the_collective(m
             on_threads(communicators, |communicator| communicator.barrier().unwrap());
         }
     });
+}
+
+pub(crate) fn every_setting_has_a_method_that_changes_it_alone(make: Make) {
+    type Change = fn(&mut Options);
+    let second = Duration::from_secs(1);
+    let changed: [(Options, Change); 6] = [
+        (Options::default().progress_timeout(second), |options| options.progress_timeout = Duration::from_secs(1)),
+        (Options::default().arrival_timeout(second), |options| options.arrival_timeout = Duration::from_secs(1)),
+        (Options::default().memory_budget_bytes(7), |options| options.memory_budget_bytes = Some(7)),
+        (Options::default().algorithm(Algorithm::Tree), |options| options.algorithm = Some(Algorithm::Tree)),
+        (Options::default().slot_bytes(128), |options| options.slot_bytes = 128),
+        (Options::default().slots(2), |options| options.slots = 2),
+    ];
+    for (came, change) in changed {
+        assert_eq!(came, options(change));
+        assert_ne!(came, Options::default());
+        make(2, came).unwrap();
+    }
 }
 
 pub(crate) fn communicators_and_errors_can_go_between_threads(_make: Make) {
