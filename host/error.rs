@@ -1,6 +1,6 @@
 //! Everything that can go wrong, sorted by who can mend it.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::time::Duration;
 
 use crate::plan::PlanError;
@@ -93,11 +93,11 @@ pub enum Error {
     },
 
     /// Somebody aborted the communicator, or one that it was made from.
-    #[error("the communicator was aborted by rank {rank}: {reason}")]
+    #[error("the communicator was aborted by rank {rank}: {}", Escaped(reason))]
     Aborted {
         /// Whose handle it was: the rank in the communicator that was aborted.
         rank: usize,
-        /// What they said.
+        /// What they said. It is shown with what a terminal would act on escaped, as in a Rust string.
         reason: String,
     },
 
@@ -217,5 +217,44 @@ impl fmt::Display for LateList<'_> {
             write!(f, "; and {} more", self.0.len() - NAMED)?;
         }
         Ok(())
+    }
+}
+
+/// A caller's text, in which everything but printable characters and blanks is written as Rust writes it in a string.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '\'' | '"' => f.write_char(c)?,
+                // `Debug` for a string knows what is printable; marks that combine are so after a letter.
+                _ => {
+                    let mut after_a_letter = [b'a'; 5];
+                    let end = 1 + c.encode_utf8(&mut after_a_letter[1..]).len();
+                    let text = str::from_utf8(&after_a_letter[..end]).unwrap_or_default();
+                    text.escape_debug().skip(1).try_for_each(|c| f.write_char(c))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_cannot_act_on_a_terminal() {
+        for (reason, shown) in [
+            ("it's \"over\", naïve, 漢 cafe\u{301}", "it's \"over\", naïve, 漢 cafe\u{301}"),
+            ("stop\u{1b}[31m\r\nrank 0: fine", "stop\\u{1b}[31m\\r\\nrank 0: fine"),
+            ("\u{9b}2J\u{202e}\u{7f} \\", "\\u{9b}2J\\u{202e}\\u{7f} \\\\"),
+            ("", ""),
+        ] {
+            let error = Error::Aborted { rank: 3, reason: reason.to_owned() };
+            assert_eq!(error.to_string(), format!("the communicator was aborted by rank 3: {shown}"));
+        }
     }
 }
