@@ -351,7 +351,7 @@ fn malformed_files_are_named_with_the_reason_and_nothing_is_written() {
         (entry("F32", "[2]", 0, 8), 7, "truncated"),
         (entry("F32", "[2]", 0, 8), 100, "trailing"),
         (entry("I64", "[1]", 0, 8), 8, "tensor `w` is I64"),
-        (entry("F32", "[9223372036854775807,9223372036854775807]", 0, 8), 8, "does not fill"),
+        (entry("F32", "[9223372036854775807,9223372036854775807]", 0, 8), 8, "is too large"),
         (entry("F32", "[2]", 1 << 63, (1 << 63) + 8), 8, "must begin at 0"),
         ("not json".to_owned(), 0, "header"),
     ] {

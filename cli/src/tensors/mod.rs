@@ -159,12 +159,11 @@ pub(crate) fn differences(first: &TensorFile, other: &TensorFile) -> Vec<String>
     differences
 }
 
-/// Bytes of a tensor, if they fit 64 bits.
+/// Bytes of a tensor, if its extents multiplied in their order, and then the bits of its elements, fit 64 bits: what the
+/// `safetensors` crate takes, and no more, even where an extent is zero.
 fn tensor_bytes(shape: &[u64], element_bytes: u64) -> Option<u64> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    shape.iter().try_fold(element_bytes, |bytes, &extent| bytes.checked_mul(extent))
+    let elements = shape.iter().try_fold(1_u64, |elements, &extent| elements.checked_mul(extent))?;
+    Some(elements.checked_mul(8 * element_bytes)? / 8)
 }
 
 /// Reads exactly `bytes` more, which the caller has compared with the file's length.
@@ -211,7 +210,9 @@ mod tests {
     fn tensor_sizes_that_do_not_fit_are_none() {
         assert_eq!(tensor_bytes(&[], 4), Some(4));
         assert_eq!(tensor_bytes(&[2, 3], 2), Some(12));
-        assert_eq!(tensor_bytes(&[u64::MAX, u64::MAX, 0], 4), Some(0));
+        assert_eq!(tensor_bytes(&[3, 0, 5], 4), Some(0));
+        assert_eq!(tensor_bytes(&[u64::MAX, u64::MAX, 0], 4), None, "as the safetensors crate has it");
+        assert_eq!(tensor_bytes(&[0, u64::MAX, u64::MAX], 4), Some(0));
         assert_eq!(tensor_bytes(&[1 << 62, 1 << 62], 4), None);
     }
 }

@@ -56,7 +56,10 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
         };
         let shape: Vec<u64> = info.shape.iter().map(|&extent| extent as u64).collect();
         let bytes = to - from;
-        if tensor_bytes(&shape, dtype.bytes() as u64) != Some(bytes) {
+        let Some(shape_bytes) = tensor_bytes(&shape, dtype.bytes() as u64) else {
+            return Err(format!("tensor `{name}`: the shape {shape:?} is too large"));
+        };
+        if shape_bytes != bytes {
             return Err(format!("tensor `{name}`: {dtype} {shape:?} does not fill the {bytes} bytes of its data"));
         }
         end = to;
@@ -161,7 +164,8 @@ mod tests {
             (one(r#""dtype":"F32","shape":[2],"data_offsets":[4,12]"#), 12, "must begin at 0"),
             (one(r#""dtype":"F32","shape":[2],"data_offsets":[8,0]"#), 8, "must begin at 0"),
             (one(r#""dtype":"F32","shape":[3],"data_offsets":[0,8]"#), 8, "does not fill"),
-            (one(r#""dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]"#), 8, "does not fill"),
+            (one(r#""dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]"#), 8, "is too large"),
+            (one(r#""dtype":"F32","shape":[18446744073709551615,18446744073709551615,0],"data_offsets":[0,0]"#), 0, "is too large"),
             (one(r#""dtype":"F32","shape":[-1],"data_offsets":[0,8]"#), 8, "`w`"),
             (one(r#""dtype":"I64","shape":[1],"data_offsets":[0,8]"#), 8, "tensor `w` is I64"),
             (one(r#""dtype":"F99","shape":[1],"data_offsets":[0,8]"#), 8, "F99"),
