@@ -36,18 +36,31 @@ pub(crate) fn allow_many_files() {
     }
 }
 
-/// Bytes that can still be had without swapping, within this process's control group.
+/// Bytes that can still be had without swapping, within this process's control group and its addresses.
 pub(crate) fn available_memory_bytes() -> Option<u64> {
-    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_available(&text));
-    let limit = control_group_bytes();
-    match (free, limit) {
-        (Some(free), Some(limit)) => Some(free.min(limit)),
-        (free, limit) => free.or(limit),
+    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kilobytes(&text, "MemAvailable:"));
+    [free, control_group_bytes(), address_bytes_left()].into_iter().flatten().min()
+}
+
+/// Bytes of addresses that this process may still take, if they are limited (`ulimit -v`).
+///
+/// Small allocations that fail abort a Rust program, so what would come close to this limit has to be refused beforehand.
+pub(crate) fn address_bytes_left() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        Some(limit.saturating_sub(kilobytes(&status, "VmSize:")?))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        None
     }
 }
 
-fn memory_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// A line `name number kB` of a file of the system's, in bytes.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -91,9 +104,9 @@ mod tests {
     #[test]
     fn available_memory_is_read_from_meminfo() {
         let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   23000000 kB\n";
-        assert_eq!(memory_available(text), Some(23_000_000 * 1024));
-        assert_eq!(memory_available("MemAvailable: many kB"), None);
-        assert_eq!(memory_available(""), None);
+        assert_eq!(kilobytes(text, "MemAvailable:"), Some(23_000_000 * 1024));
+        assert_eq!(kilobytes("MemAvailable: many kB", "MemAvailable:"), None);
+        assert_eq!(kilobytes("", "MemAvailable:"), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What a signal has to remove. Whoever holds the lock may link, rename or remove; a signal holds it until the process is gone.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -54,7 +54,7 @@ impl OutputFile {
         existing: Existing,
         open_unnamed: impl Fn(&Path) -> Option<File>,
     ) -> Result<OutputFile, Failure> {
-        remove_on_signals();
+        remove_on_signals()?;
         let cannot = |error| Failure::file("write", path, &error);
         let destination = destination(path)?;
         let metadata = match fs::metadata(&destination) {
@@ -249,14 +249,14 @@ fn directory(path: &Path) -> &Path {
 }
 
 /// Starts, once, the thread that removes unfinished files when a signal asks the process to end, and then lets it end.
-fn remove_on_signals() {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
+fn remove_on_signals() -> Result<(), Failure> {
+    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
+    let started = STARTED.get_or_init(|| {
         // Signals that are ignored (as `nohup` does) stay ignored.
         let ignored = ignored_signals();
         let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-        let Ok(mut signals) = Signals::new(signals) else { return };
-        std::thread::spawn(move || {
+        let Ok(mut signals) = Signals::new(signals) else { return Ok(()) };
+        let thread = std::thread::Builder::new().spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 let pending = unfinished();
                 for path in pending.iter() {
@@ -266,7 +266,9 @@ fn remove_on_signals() {
                 std::process::exit(128 + signal);
             }
         });
+        thread.map(drop).map_err(|error| format!("cannot start a thread that waits for signals: {error}"))
     });
+    started.clone().map_err(Failure::Failed)
 }
 
 /// The signals that this process ignores, as bits; signal 1 is bit 0.

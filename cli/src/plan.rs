@@ -4,8 +4,9 @@ use crate::failure::Failure;
 use crate::names::{
     check_root, counts_blocks, parse_algorithm, parse_collective, parse_dtype, parse_rank_count, whole,
 };
-use crate::shown;
-use crate::size::parse_size;
+use crate::ranks::plan_bytes_at_most;
+use crate::size::{format_size, parse_size};
+use crate::{machine, shown};
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 use tutti::DType;
@@ -97,8 +98,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(Err(violations)) => violations.iter().map(ToString::to_string).collect(),
         _ => Vec::new(),
     };
+    check_addresses(plan_bytes_at_most(args.ranks), "the plan").map_err(Failure::Failed)?;
     // A plan on which the verifier gave up has not been found wrong, but not right either.
     let given_up = match &verdict {
+    if args.verify {
+        // About what the verifier keeps for each step, until it gives up.
+        const STEP_BYTES: u64 = 200;
+        const VERIFIER_BYTES_MAX: u64 = 384 << 20;
+        let steps = ranks.iter().fold(0_u64, |steps, rank| steps.saturating_add(rank.steps));
+        let needed = steps.saturating_mul(STEP_BYTES).saturating_add(2 * plan_bytes_at_most(args.ranks));
+        check_addresses(needed.min(VERIFIER_BYTES_MAX), "verifying the plan").map_err(Failure::Unchecked)?;
+    }
         Some(Err(violations)) => {
             violations.iter().all(|violation| matches!(violation.kind, ViolationKind::TooLarge { .. }))
         }
@@ -127,6 +137,24 @@ fn print(
     verdict: Option<&Result<verify::Report, Vec<verify::Violation>>>,
     violations: &[String],
     given_up: bool,
+/// Refuses what may not fit the addresses that are left to this process, if they are limited.
+fn check_addresses(needed: u64, what: &str) -> Result<(), String> {
+    match machine::address_bytes_left() {
+        Some(left) if left < needed => {
+            let (needed, left) = (format_size(needed), format_size(left));
+            Err(format!("{what} may take {needed} of addresses, and the limit (ulimit -v) leaves {left}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unchecked(violations: &[String]) -> Failure {
+    Failure::Unchecked(format!(
+        "the plan is neither right nor wrong, it was not verified: {} (without --verify it is printed)",
+        violations.join("; ")
+    ))
+}
+
 ) -> Result<(), Failure> {
     let mut out = BufWriter::new(io::stdout().lock());
     if json {

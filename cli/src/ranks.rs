@@ -88,6 +88,35 @@ impl Need {
     }
 }
 
+/// Refuses more ranks than the addresses that are left, if they are limited, have room for beside `buffer_bytes`.
+pub(crate) fn check_addresses(rank_count: usize, buffer_bytes: u64, left: Option<u64>) -> Result<(), Failure> {
+    // A thread's stack, and what the system adds to it.
+    const THREAD_BYTES: u64 = (2 << 20) + (64 << 10);
+    // The GNU allocator reserves so much for each thread, up to eight for each processor.
+    const HEAP_BYTES: u64 = 64 << 20;
+    let Some(left) = left else { return Ok(()) };
+    let ranks = rank_count as u64;
+    let processors = thread::available_parallelism().map_or(1, usize::from) as u64;
+    let heaps = HEAP_BYTES.saturating_mul(ranks.min(8 * processors));
+    let needed = [THREAD_BYTES * ranks, heaps, plan_bytes_at_most(rank_count)];
+    let needed = needed.into_iter().fold(buffer_bytes, u64::saturating_add);
+    if needed <= left {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "{rank_count} ranks may take {} of addresses for their threads, plans and buffers, and the limit (ulimit -v) leaves {}: \
+         take fewer ranks, or raise the limit",
+        format_size(needed),
+        format_size(left),
+    )))
+}
+
+/// What the plans of one communicator can take: in the largest every rank has a step or an operand for each other one.
+pub(crate) fn plan_bytes_at_most(rank_count: usize) -> u64 {
+    const PAIR_BYTES: u64 = 320;
+    PAIR_BYTES * (rank_count as u64).pow(2)
+}
+
 /// About what a plan takes, most of which is its steps and their operands.
 fn plan_bytes(plan: &Plan) -> u64 {
     let steps = plan.ranks.iter().flat_map(|rank| &rank.programs).flat_map(|program| &program.loops);
@@ -191,6 +220,28 @@ mod tests {
         let one_shot = plan::build(Collective::AllReduce, Algorithm::OneShot, 16, 1, 4, &Geometry::default()).unwrap();
         need.add(&one_shot);
         assert_eq!(need.connections.values().sum::<u64>(), 16 * 15);
+    }
+
+    #[test]
+    fn more_threads_than_the_addresses_have_room_for_are_refused() {
+        assert!(check_addresses(1024, u64::MAX, None).is_ok());
+        assert!(check_addresses(2, 1 << 20, Some(160 << 20)).is_ok());
+        let Err(Failure::Failed(said)) = check_addresses(64, 0, Some(190 << 20)) else { panic!("taken") };
+        for text in ["64 ranks", "190 MiB", "ulimit -v"] {
+            assert!(said.contains(text), "{said}");
+        }
+        assert!(check_addresses(1, u64::MAX, Some(1 << 40)).is_err());
+    }
+
+    #[test]
+    fn plans_take_no_more_than_is_reckoned_with() {
+        for rank_count in [64, 256] {
+            for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.offers(Collective::AllReduce)) {
+                let geometry = Geometry::default();
+                let plan = plan::build(Collective::AllReduce, algorithm, rank_count, 1 << 24, 4, &geometry).unwrap();
+                assert!(plan_bytes(&plan) <= plan_bytes_at_most(rank_count), "{algorithm}: {}", plan_bytes(&plan));
+            }
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::inputs::Number;
 use crate::machine;
 use crate::names::{check_offered, parse_algorithm, parse_reduction};
 use crate::output::{Existing, OutputFile};
-use crate::ranks::{Need, cores_for_ranks, options_within_memory, run_ranks};
+use crate::ranks::{Need, check_addresses, cores_for_ranks, options_within_memory, run_ranks};
 use crate::shown::{self, shown};
 use crate::size::format_size;
 use crate::tensors::{Format, Header, Tensor, TensorFile, differences};
@@ -223,6 +223,7 @@ fn check_memory(args: &ReduceArgs, header: &Header) -> Result<(), Failure> {
     let rank_count = args.inputs.len();
     let piece_bytes = piece_bytes(rank_count) as u64;
     let mut need = Need::of_buffers(piece_bytes.saturating_mul(rank_count as u64));
+    check_addresses(rank_count, need.buffer_bytes, machine::address_bytes_left())?;
     for &dtype in DType::ALL {
         let element_bytes = dtype.bytes() as u64;
         let tensors = header.tensors.iter().filter(|tensor| tensor.dtype == dtype && tensor.bytes > 0);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Outcome, finish, run, run_line, tutti};
+use common::{Outcome, finish, run, run_line, run_line_within, tutti};
 use serde_json::Value;
 
 /// The rows of a table, as words.
@@ -241,4 +241,13 @@ fn nonsense_is_a_usage_error() {
         run_line(line).failed(2, &[said]);
     }
     run_line("perf -J /no/such/directory/x.json").failed(1, &["/no/such/directory/x.json"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn more_ranks_than_the_addresses_have_room_for_are_refused() {
+    for _ in 0..5 {
+        run_line_within(200_000, "perf -g 64 -b 16K -e 16K -n 1").failed(1, &["64 ranks", "ulimit -v"]);
+    }
+    all_is_right(&run_line_within(300_000, "perf -g 2 -b 16K -e 16K -n 1").good());
 }

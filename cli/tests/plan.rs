@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{finish, run_line, tutti};
+use common::{finish, run_line, run_line_within, tutti};
 use serde_json::Value;
 use std::io::Read;
 use std::process::Stdio;
@@ -96,6 +96,27 @@ fn a_reader_that_goes_away_is_no_failure() {
         .args(["plan", "all_reduce", "-g", "64", "--size", "1M", "--algorithm", "ring"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+#[test]
+fn a_quiet_plan_is_its_summary_and_its_verdict() {
+    let line = "plan all_reduce -g 3 --size 4K --algorithm ring --verify";
+    let (all, quiet) = (run_line(line).good(), run_line(&format!("{line} -q")).good());
+    let summary: String =
+        all.stdout.lines().filter(|line| line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    assert_eq!(quiet.stdout, summary);
+    assert_eq!(quiet.stdout.lines().count(), 4);
+    let quiet = run_line(&format!("{line} --quiet --json")).good();
+    let summary: Value = serde_json::from_str(&quiet.stdout).unwrap();
+    assert_eq!((&summary["plan"], &summary["verified"]), (&Value::Null, &true.into()));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_plan_that_the_addresses_have_no_room_for_is_refused() {
+    run_line_within(200_000, "plan all_reduce -g 512 -s 64M --verify").failed(3, &["ulimit -v", "verifying the plan"]);
+    run_line_within(60_000, "plan all_reduce -g 1024 -s 4 --algorithm one_shot").failed(1, &["ulimit -v"]);
+    run_line_within(200_000, "plan all_reduce -g 16 -s 1M --verify").good();
+}
+
         .spawn()
         .unwrap();
     let mut first = [0; 10];

@@ -14,7 +14,7 @@ use crate::names::{
     parse_rank_count, parse_reductions, parse_roots, parse_switch, whole,
 };
 use crate::output::{Existing, OutputFile};
-use crate::ranks::{Need, cores_for_ranks, options_within_memory};
+use crate::ranks::{Need, check_addresses, cores_for_ranks, options_within_memory};
 use crate::shown::{self, shown};
 use crate::size::parse_size;
 use crate::{machine, table};
@@ -370,6 +370,7 @@ impl Sweep {
         let rank_count = self.rank_count;
         let buffer_bytes = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
         let mut need = Need::of_buffers(buffer_bytes.saturating_mul(rank_count as u64));
+        check_addresses(rank_count, need.buffer_bytes, machine::address_bytes_left())?;
         let available = machine::available_memory_bytes();
         need.check(rank_count, available, "choose a smaller -e or -g")?;
         // A few roots stand for all, and a few sizes: what they leave out the library's budget catches.

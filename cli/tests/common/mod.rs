@@ -49,6 +49,12 @@ pub fn run_line(line: &str) -> Outcome {
     run(line.split_whitespace())
 }
 
+/// As [`run_line`], with so many KiB of addresses.
+pub fn run_line_within(address_kib: u64, line: &str) -> Outcome {
+    let script = format!("ulimit -v {address_kib} && exec \"$0\" {line}");
+    finish(Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_tutti")]).env_remove("NCCL_TESTS_MIN_BW"))
+}
+
 impl Outcome {
     /// The run must have been good.
     pub fn good(self) -> Outcome {
