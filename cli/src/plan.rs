@@ -36,7 +36,7 @@ pub(crate) struct PlanArgs {
     #[arg(short = 'g', long = "ranks", value_name = "N", value_parser = parse_rank_count)]
     ranks: usize,
 
-    /// Size in bytes, with an optional unit K, M, G or T (not needed for a barrier)
+    /// Size in bytes, with an optional unit K, M, G or T (a barrier has none)
     #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 
@@ -44,13 +44,13 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
 
-    /// Element type: float (f32), half (f16) or bfloat16 (bf16)
-    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtype)]
-    dtype: DType,
+    /// Element type: float (f32), half (f16) or bfloat16 (bf16) [default: float; a barrier has none]
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = parse_dtype)]
+    dtype: Option<DType>,
 
-    /// Root rank
-    #[arg(short = 'r', long = "root", value_name = "RANK", default_value_t = 0, value_parser = whole(0..=u64::from(u32::MAX)))]
-    root: u64,
+    /// Root rank of a broadcast or a reduce [default: 0]
+    #[arg(short = 'r', long = "root", value_name = "RANK", value_parser = whole(0..=u64::from(u32::MAX)))]
+    root: Option<u64>,
 
     /// Verify the plan: every element right, no deadlock, as many bytes as published
     #[arg(long)]
@@ -204,9 +204,23 @@ fn unchecked(violations: &[String]) -> Failure {
 
 fn build(args: &PlanArgs) -> Result<Plan, Failure> {
     let usage = |text: String| Err(Failure::Usage(text));
-    check_root(args.root as usize, args.ranks)?;
-    let collective = args.collective.with_root(Rank(args.root as u32));
-    let element_bytes = args.dtype.bytes() as u64;
+    // What would change nothing is a misunderstanding.
+    let name = args.collective.name();
+    if args.root.is_some() && args.collective.root().is_none() {
+        return usage(format!("{name}: expected no --root, it has none"));
+    }
+    if args.collective == Collective::Barrier {
+        if args.size.is_some() {
+            return usage(format!("{name}: expected no --size, it moves nothing"));
+        }
+        if args.dtype.is_some() {
+            return usage(format!("{name}: expected no --datatype, it moves nothing"));
+        }
+    }
+    let (root, dtype) = (args.root.unwrap_or(0), args.dtype.unwrap_or(DType::F32));
+    check_root(root as usize, args.ranks)?;
+    let collective = args.collective.with_root(Rank(root as u32));
+    let element_bytes = dtype.bytes() as u64;
     let blocks = if counts_blocks(collective) { args.ranks as u64 } else { 1 };
     let size = match (collective, args.size) {
         (Collective::Barrier, _) => 0,
@@ -215,8 +229,8 @@ fn build(args: &PlanArgs) -> Result<Plan, Failure> {
     };
     if size % (element_bytes * blocks) != 0 {
         let unit = match blocks {
-            1 => format!("{element_bytes}, the bytes of one {} element", args.dtype),
-            _ => format!("{}: one {} element for each of {blocks} ranks", element_bytes * blocks, args.dtype),
+            1 => format!("{element_bytes}, the bytes of one {dtype} element"),
+            _ => format!("{}: one {dtype} element for each of {blocks} ranks", element_bytes * blocks),
         };
         return usage(format!("--size {size}: expected a multiple of {unit}"));
     }

@@ -21,7 +21,8 @@ fn a_plan_is_printed_in_a_form_that_parses_back() {
 fn every_collective_has_a_plan_that_is_verified() {
     for collective in ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier"] {
         for (ranks, size) in [(1, 4), (3, 12), (3, 1200 * 1024), (8, 0), (8, 32)] {
-            let outcome = run_line(&format!("plan {collective} -g {ranks} --size {size} --verify")).good();
+            let size = if collective == "barrier" { String::new() } else { format!("--size {size}") };
+            let outcome = run_line(&format!("plan {collective} -g {ranks} {size} --verify")).good();
             assert!(outcome.stdout.contains("# verified: "), "{}", outcome.stdout);
         }
     }
@@ -60,6 +61,10 @@ fn nonsense_is_a_usage_error() {
         ("plan all_reduce -g 2 --size -1", "K, M, G or T"),
         ("plan all_reduce -g 2 --size 1E", "K, M, G or T"),
         ("plan all_reduce -g 2 --size 4 --algorithm chain", "does not offer"),
+        ("plan barrier -g 2 -s 5", "expected no --size"),
+        ("plan barrier -g 2 -s 0", "expected no --size"),
+        ("plan barrier -g 2 -d half", "expected no --datatype"),
+        ("plan all_reduce -g 2 -s 8 -r 1", "expected no --root"),
         ("plan teleport -g 2 --size 4", "all_reduce"),
         ("plan", "COLLECTIVE"),
         ("", "Usage"),
