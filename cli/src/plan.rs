@@ -24,9 +24,11 @@ sends and how many steps it takes.
 Examples:
   tutti plan all_reduce -g 4 --size 1M
   tutti plan broadcast -g 8 --size 64K -r 3 --algorithm chain --verify
+  tutti plan all_reduce -g 64 --size 1G --verify --quiet
 
 Exit code: 0 if all is well, 1 if the verifier finds the plan wrong or the output cannot be written, 2 for a wrong \
-command line, 3 if the plan is too large to be verified: then it was found neither right nor wrong.")]
+command line, 3 if the plan is too large to be verified: then it was found neither right nor wrong, and is printed only \
+as JSON.")]
 pub(crate) struct PlanArgs {
     /// all_reduce, reduce_scatter, all_gather, broadcast, reduce or barrier
     #[arg(value_parser = parse_collective)]
@@ -55,6 +57,10 @@ pub(crate) struct PlanArgs {
     /// Verify the plan: every element right, no deadlock, as many bytes as published
     #[arg(long)]
     verify: bool,
+
+    /// Leave out the plan itself: print what each rank sends and, with --verify, the verdict
+    #[arg(short = 'q', long)]
+    quiet: bool,
 
     /// Print JSON; the plan's text form is a string in it
     #[arg(long)]
@@ -86,21 +92,15 @@ struct Summary {
     /// Whether the verifier found the plan right; null if it was not asked, or gave up.
     verified: Option<bool>,
     violations: Vec<String>,
-    plan: String,
+    /// Null if it is to be left out.
+    plan: Option<String>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    check_addresses(plan_bytes_at_most(args.ranks), "the plan").map_err(Failure::Failed)?;
     let plan = build(args)?;
     let ranks = summarise(&plan);
-    let verdict = args.verify.then(|| verify::verify(&plan));
-    let violations: Vec<String> = match &verdict {
-        Some(Err(violations)) => violations.iter().map(ToString::to_string).collect(),
-        _ => Vec::new(),
-    };
-    check_addresses(plan_bytes_at_most(args.ranks), "the plan").map_err(Failure::Failed)?;
-    // A plan on which the verifier gave up has not been found wrong, but not right either.
-    let given_up = match &verdict {
     if args.verify {
         // About what the verifier keeps for each step, until it gives up.
         const STEP_BYTES: u64 = 200;
@@ -109,18 +109,25 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         let needed = steps.saturating_mul(STEP_BYTES).saturating_add(2 * plan_bytes_at_most(args.ranks));
         check_addresses(needed.min(VERIFIER_BYTES_MAX), "verifying the plan").map_err(Failure::Unchecked)?;
     }
+    let verdict = args.verify.then(|| verify::verify(&plan));
+    let violations: Vec<String> = match &verdict {
+        Some(Err(violations)) => violations.iter().map(ToString::to_string).collect(),
+        _ => Vec::new(),
+    };
+    // A plan on which the verifier gave up has not been found wrong, but not right either.
+    let given_up = match &verdict {
         Some(Err(violations)) => {
             violations.iter().all(|violation| matches!(violation.kind, ViolationKind::TooLarge { .. }))
         }
         _ => false,
     };
-    let printed = print(args.json, &plan, ranks, verdict.as_ref(), &violations, given_up);
+    if given_up && !args.json {
+        return Err(unchecked(&violations));
+    }
+    let printed = print(args, &plan, ranks, verdict.as_ref(), &violations, given_up);
     let found = match violations.len() {
         0 => Ok(()),
-        _ if given_up => Err(Failure::Unchecked(format!(
-            "the plan is neither right nor wrong, it was not verified: {}",
-            violations.join("; ")
-        ))),
+        _ if given_up => Err(unchecked(&violations)),
         count => Err(Failure::Failed(format!("the plan is wrong: the verifier found {count} violations"))),
     };
     // The verdict counts, whether somebody reads all of the plan or not.
@@ -130,13 +137,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
 }
 
-fn print(
-    json: bool,
-    plan: &Plan,
-    ranks: Vec<RankSummary>,
-    verdict: Option<&Result<verify::Report, Vec<verify::Violation>>>,
-    violations: &[String],
-    given_up: bool,
 /// Refuses what may not fit the addresses that are left to this process, if they are limited.
 fn check_addresses(needed: u64, what: &str) -> Result<(), String> {
     match machine::address_bytes_left() {
@@ -155,9 +155,16 @@ fn unchecked(violations: &[String]) -> Failure {
     ))
 }
 
+fn print(
+    args: &PlanArgs,
+    plan: &Plan,
+    ranks: Vec<RankSummary>,
+    verdict: Option<&Result<verify::Report, Vec<verify::Violation>>>,
+    violations: &[String],
+    given_up: bool,
 ) -> Result<(), Failure> {
     let mut out = BufWriter::new(io::stdout().lock());
-    if json {
+    if args.json {
         let summary = Summary {
             collective: plan.collective.name(),
             root: plan.collective.root().map(|root| root.0),
@@ -169,11 +176,13 @@ fn unchecked(violations: &[String]) -> Failure {
             ranks,
             verified: if given_up { None } else { verdict.map(Result::is_ok) },
             violations: violations.to_vec(),
-            plan: plan.to_string(),
+            plan: (!args.quiet).then(|| plan.to_string()),
         };
         out.write_all(shown::json(&summary)?.as_bytes()).map_err(Failure::output)?;
     } else {
-        write!(out, "{plan}").map_err(Failure::output)?;
+        if !args.quiet {
+            write!(out, "{plan}").map_err(Failure::output)?;
+        }
         for RankSummary { rank, sent_bytes, steps, programs, scratch_bytes } in &ranks {
             writeln!(
                 out,
@@ -192,8 +201,7 @@ fn unchecked(violations: &[String]) -> Failure {
             .map_err(Failure::output)?,
             Some(Err(_)) => {
                 for violation in violations {
-                    let finding = if given_up { "not verified" } else { "wrong" };
-                    writeln!(out, "# {finding}: {violation}").map_err(Failure::output)?;
+                    writeln!(out, "# wrong: {violation}").map_err(Failure::output)?;
                 }
             }
             None => {}
@@ -225,7 +233,7 @@ fn build(args: &PlanArgs) -> Result<Plan, Failure> {
     let size = match (collective, args.size) {
         (Collective::Barrier, _) => 0,
         (_, Some(size)) => size,
-        (_, None) => return usage(format!("{}: expected --size", collective.name())),
+        (_, None) => return usage(format!("{name}: expected --size")),
     };
     if size % (element_bytes * blocks) != 0 {
         let unit = match blocks {
