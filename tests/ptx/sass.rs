@@ -69,8 +69,10 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
     if loaded < 4 || stored == 0 || count(&["LDL", "STL", "LDS", "STS"]) > 0 {
         return None;
     }
-    let sums = count(&["FADD", "HADD2", "HFMA2"]);
-    let widens = count(&["F2F", "F2FP", "HADD2", "PRMT", "SHL"]) > 0 && count(&["FADD"]) > 0 && sums != 4 * loaded / 2;
+    // A conversion is spelled as a sum with nothing: `HADD2.F32`.
+    let is_sum = |one: &&Instruction| is(one, &["FADD", "HADD2", "HFMA2"]) && !one.name.contains(".F32");
+    let sums = body.iter().filter(is_sum).count();
+    let widens = count(&["F2F", "F2FP"]) > 0;
     // A pack of four words takes four sums for each source but the first.
     let of_sums = (2..=4).find(|sources| loaded % sources == 0 && sums == 4 * (loaded / sources) * (sources - 1));
     let sources = if sums == 0 {
@@ -139,7 +141,8 @@ pub(crate) fn hot_loops(disassembly: &str, kernel: &str) -> Vec<HotLoop> {
             (label, body) = ("", Vec::new());
         }
     }
-    loops.sort_by_key(|hot_loop| (hot_loop.sources, hot_loop.destinations));
+    // For each shape there is a second loop, for the packs that fill no tile.
+    loops.sort_by_key(|hot_loop| (hot_loop.sources, hot_loop.destinations, std::cmp::Reverse(hot_loop.packs)));
     loops
 }
 
@@ -149,12 +152,8 @@ fn limits(hot_loop: &HotLoop) -> Option<(f64, usize)> {
         (1, 1) => Some((3.25, 128)),
         (2, 1) => Some((8.5, 160)),
         (2, 2) => Some((10.0, 0)),
-        (sources @ 3.., destinations) if !hot_loop.widens => {
-            // Loads, stores and sums, and what it takes to go round: eight addresses to move on are the most, and the
-            // assembler adds two moves of its own there.
-            let round = if sources + destinations == 8 { 2.75 } else { 2.5 };
-            Some(((sources + destinations + 4 * (sources - 1)) as f64 + round, 0))
-        }
+        // Loads, stores and sums, and what it takes to go round.
+        (sources @ 3.., 1) if !hot_loop.widens => Some(((sources + 1 + 4 * (sources - 1)) as f64 + 2.5, 0)),
         _ => None,
     }
 }
