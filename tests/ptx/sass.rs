@@ -70,7 +70,7 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
         return None;
     }
     // A conversion is spelled as a sum with nothing: `HADD2.F32`.
-    let is_sum = |one: &&Instruction| is(one, &["FADD", "HADD2", "HFMA2"]) && !one.name.contains(".F32");
+    let is_sum = |one: &&Instruction| is(one, &["FADD", "FHADD", "HADD2", "HFMA2"]) && !one.name.contains(".F32");
     let sums = body.iter().filter(is_sum).count();
     let widens = count(&["F2F", "F2FP"]) > 0;
     // A pack of four words takes four sums for each source but the first.
