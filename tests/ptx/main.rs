@@ -7,6 +7,7 @@
 //! `TUTTI_PTXAS` and `TUTTI_NVDISASM` name them.
 
 mod sass;
+mod software_gpu;
 
 use std::env;
 use std::fs;

@@ -1,0 +1,308 @@
+//! The PTX that ships, executed: every entry point of every image, on a GPU in software that reports races, reads of what nobody
+//! wrote and accesses out of bounds, against the plainest reduction there is.
+//!
+//! Copy-and-reduces get random numbers of sources and destinations, counts, alignments and values (any bits among them). The
+//! interpreter runs two ranks on two devices: the first sends its input through a connection of two slots and receives the
+//! result, the second reduces and sends back. All that is random comes from the entry point's name, so a failure comes again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use half::{bf16, f16};
+use softgpu::{Arguments, LaunchOptions, LoadedModule, Machine, MemoryKind, Module};
+use tutti::ptx::{Entry, EntryKind};
+
+/// Cases of each stand-alone copy-and-reduce.
+const CASES: usize = 12;
+
+/// A generator of numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn of(name: &str) -> Random {
+        Random(name.bytes().fold(0, |seed, byte| (seed ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+fn widen(dtype: &str, bytes: &[u8]) -> f32 {
+    match dtype {
+        "f32" => f32::from_le_bytes(bytes.try_into().unwrap()),
+        "f16" => f16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+        "bf16" => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+        _ => panic!("what {dtype} is worth is not known here"),
+    }
+}
+
+fn narrow(dtype: &str, value: f32) -> Vec<u8> {
+    match dtype {
+        "f32" => value.to_le_bytes().to_vec(),
+        "f16" => f16::from_f32(value).to_le_bytes().to_vec(),
+        _ => bf16::from_f32(value).to_le_bytes().to_vec(),
+    }
+}
+
+fn largest(dtype: &str) -> f32 {
+    match dtype {
+        "f32" => f32::MAX,
+        "f16" => f16::MAX.to_f32(),
+        _ => bf16::MAX.to_f32(),
+    }
+}
+
+fn combine(reduction: &str, left: f32, right: f32) -> f32 {
+    let either_is_nan = left.is_nan() || right.is_nan();
+    let left_is_less = left < right || (left == right && left.is_sign_negative());
+    match reduction {
+        "sum" | "avg" => left + right,
+        "prod" => left * right,
+        "min" | "max" if either_is_nan => f32::NAN,
+        "min" => {
+            if left_is_less {
+                left
+            } else {
+                right
+            }
+        }
+        "max" => {
+            if left_is_less {
+                right
+            } else {
+                left
+            }
+        }
+        _ => panic!("what {reduction} does is not known here"),
+    }
+}
+
+/// What must come out of one element of each source.
+fn expected(entry: &Entry, sources: &[&[u8]], scale: Option<f32>, finish: Option<f32>) -> Vec<u8> {
+    let (dtype, averages) = (entry.dtype.name, entry.reduction.name == "avg");
+    if sources.len() == 1 && scale.is_none() && finish.is_none() {
+        return sources[0].to_vec();
+    }
+    let numbers = sources.iter().map(|bytes| widen(dtype, bytes) * scale.unwrap_or(1.0));
+    let sum = numbers.reduce(|left, right| combine(entry.reduction.name, left, right)).expect("there is a source");
+    let mut result = sum * finish.unwrap_or(1.0);
+    if averages && sum.is_finite() {
+        result = result.clamp(-largest(dtype), largest(dtype));
+    }
+    narrow(dtype, result)
+}
+
+fn assert_same(dtype: &str, came: &[u8], expected: &[u8], what: impl Fn() -> String) {
+    let are_nan = widen(dtype, came).is_nan() && widen(dtype, expected).is_nan();
+    assert!(came == expected || are_nan, "{}: {came:x?} came, {expected:x?} was expected", what());
+}
+
+fn words(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Random sources and destinations, all at alignments of their own or all at the same one.
+fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, random: &mut Random, case: usize) {
+    let bytes_each = entry.dtype.bytes as usize;
+    let (sources, destinations) = (1 + random.below(6) as usize, 1 + random.below(5) as usize);
+    let count = match case {
+        0 => 0,
+        1 => 1,
+        2 => 1 + random.below(20) as usize,
+        _ => random.below(9000) as usize,
+    };
+    let bytes = count * bytes_each;
+    let skew = random.below(2) * random.below(8) * bytes_each as u64;
+    let mut allocations = Vec::new();
+    let mut allocate = |bytes: u64| {
+        let address = machine.allocate(bytes, MemoryKind::Device, 0).expect("there is memory");
+        allocations.push(address);
+        address
+    };
+    let mut addresses = Vec::new();
+    let mut inputs: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..sources {
+        let element = |random: &mut Random| match random.below(11) {
+            0 => random.next().to_le_bytes()[..bytes_each].to_vec(),
+            _ => narrow(entry.dtype.name, random.below(4001) as f32 / 64.0 - 31.0),
+        };
+        let data: Vec<u8> = (0..count).flat_map(|_| element(random)).collect();
+        let own_skew = if random.below(3) == 0 { random.below(8) * bytes_each as u64 } else { skew };
+        let address = allocate(bytes as u64 + own_skew) + own_skew;
+        machine.write(address, &data).expect("the memory is there");
+        addresses.push(address);
+        inputs.push(data);
+    }
+    addresses.extend((0..destinations).map(|_| allocate(bytes as u64 + skew) + skew));
+    let list = allocate(8 * addresses.len() as u64);
+    machine.write(list, &words(&addresses)).expect("the memory is there");
+
+    let flags = if entry.reduction.name == "avg" { random.below(4) as u32 } else { 0 };
+    let (scale, finish) = (0.25, 1.75);
+    let arguments = Arguments::new()
+        .u64(list)
+        .u32(sources as u32)
+        .u64(list + 8 * sources as u64)
+        .u32(destinations as u32)
+        .u64(bytes as u64)
+        .f32(scale)
+        .f32(finish)
+        .u32(flags);
+    let (grid, block) = (1 + random.below(4) as u32, 32 * (1 + random.below(8) as u32));
+    let options = LaunchOptions {
+        grid: grid.into(),
+        block: block.into(),
+        arguments: arguments.into_bytes(),
+        ..LaunchOptions::default()
+    };
+    let what = format!(
+        "{} of {}, {sources} to {destinations}, {count} elements, {skew} off, flags {flags}, {grid} blocks of {block}",
+        entry.name(),
+        case
+    );
+    machine.run(loaded, &entry.name(), options).unwrap_or_else(|error| panic!("{what}: {error}"));
+
+    let (scale, finish) = ((flags & 1 != 0).then_some(scale), (flags & 2 != 0).then_some(finish));
+    for destination in &addresses[sources..] {
+        let mut came = vec![0; bytes];
+        machine.read(*destination, &mut came).expect("the memory is there");
+        for (index, came) in came.chunks_exact(bytes_each).enumerate() {
+            let place = index * bytes_each..(index + 1) * bytes_each;
+            let elements: Vec<&[u8]> = inputs.iter().map(|input| &input[place.clone()]).collect();
+            let expected = expected(entry, &elements, scale, finish);
+            assert_same(entry.dtype.name, came, &expected, || format!("{what}: element {index}"));
+        }
+    }
+    for address in allocations {
+        machine.free(address).expect("it was allocated");
+    }
+}
+
+/// Two 32-bit fields beside each other.
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// Two ranks on two devices, laid out as `tutti_kernels::layout` says. The error is what the GPU reports.
+fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random: &mut Random) -> Result<(), String> {
+    const CHUNK_BYTES: u64 = 1024;
+    const SLOTS: u64 = 2;
+    let (dtype, bytes_each) = (entry.dtype.name, entry.dtype.bytes as usize);
+    let count = 1 + random.below(3000) as usize;
+    let bytes = (count * bytes_each) as u64;
+    let allocate = |bytes: u64, device: u32| {
+        let address = machine.allocate(bytes, MemoryKind::Device, device).expect("there is memory");
+        machine.write(address, &vec![0; bytes as usize]).expect("the memory is there");
+        address
+    };
+    let put = |values: &[u64], device: u32| {
+        let address = allocate(8 * values.len() as u64, device);
+        machine.write(address, &words(values)).expect("the memory is there");
+        address
+    };
+    let fingerprint = [7, 8, count as u64, 9];
+    let abort = allocate(64, 0);
+    let stride_bytes = 64 + CHUNK_BYTES;
+    // The connection from rank 0 to rank 1, and the one back: slots at the receiver, the counter at the sender.
+    let slots = [allocate(stride_bytes * SLOTS, 1), allocate(stride_bytes * SLOTS, 0)];
+    let empties = [allocate(64, 0), allocate(64, 1)];
+    let mut launches = Vec::new();
+    let mut buffers = Vec::new();
+    for rank in 0..2_u32 {
+        let element = |random: &mut Random| narrow(dtype, random.below(513) as f32 / 8.0 - 32.0);
+        let input: Vec<u8> = (0..count).flat_map(|_| element(random)).collect();
+        let (input_address, output) = (allocate(bytes, rank), allocate(bytes, rank));
+        machine.write(input_address, &input).expect("the memory is there");
+        let (sends, receives) = if rank == 0 { (0, 1) } else { (1, 0) };
+        let peer = pair(SLOTS as u32, 1 - rank);
+        let send = put(&[slots[sends], stride_bytes, empties[sends], 0, 0, peer, 0, 0], rank);
+        let receive = put(&[slots[receives], stride_bytes, empties[receives], 0, peer, 0, 0, 0], rank);
+        let local = |buffer: u32| [pair(0, 0), pair(buffer, 0), 0];
+        let slot = [pair(1, 0), pair(0, 0), 0];
+        let step = |first: u32, sources: u32, destinations: u32| {
+            [bytes, 0, 0, pair(first, sources), pair(destinations, 0), pair(u32::MAX, 0)]
+        };
+        let (operands, steps) = if rank == 0 {
+            ([local(0), slot, slot, local(1)].concat(), [step(0, 1, 1), step(2, 1, 1)].concat())
+        } else {
+            ([slot, local(0), local(1), slot].concat(), step(0, 2, 2).to_vec())
+        };
+        let step_count = (steps.len() / 6) as u32;
+        let loops = put(&[bytes.div_ceil(CHUNK_BYTES), pair(CHUNK_BYTES as u32, 0), pair(step_count, 0)], rank);
+        let resolved = allocate(64, rank);
+        let program = put(&[loops, put(&steps, rank), put(&operands, rank), resolved, pair(1, 0)], rank);
+        let completed = allocate(64, rank);
+        let ones = pair(1_f32.to_bits(), 1_f32.to_bits());
+        let mut launch = fingerprint.to_vec();
+        launch.extend([input_address, output, 0, 0, send, receive, completed, abort, 0, 0, ones, program, pair(1, 0)]);
+        launches.push(put(&launch, rank));
+        buffers.push((input, output));
+    }
+    let running: Vec<_> = (0..2)
+        .map(|rank| {
+            let loaded = machine.load(module, rank).expect("the module loads");
+            let arguments = Arguments::new().u64(launches[rank as usize]).into_bytes();
+            let deadline = Some(Duration::from_secs(60));
+            let options = LaunchOptions { block: 128.into(), arguments, deadline, ..LaunchOptions::default() };
+            machine.launch(&loaded, &entry.name(), options).expect("it launches")
+        })
+        .collect();
+    let ended: Vec<_> = running.into_iter().map(|running| running.wait()).collect();
+    for (rank, ended) in ended.into_iter().enumerate() {
+        ended.map_err(|error| format!("{} on rank {rank}: {error}", entry.name()))?;
+    }
+    for (rank, (_, output)) in buffers.iter().enumerate() {
+        let mut came = vec![0; bytes as usize];
+        machine.read(*output, &mut came).expect("the memory is there");
+        for (index, came) in came.chunks_exact(bytes_each).enumerate() {
+            let place = index * bytes_each..(index + 1) * bytes_each;
+            // The second rank reduces what it received, and then its own.
+            let expected = expected(entry, &[&buffers[0].0[place.clone()], &buffers[1].0[place]], None, None);
+            assert_same(dtype, came, &expected, || {
+                format!("{} on rank {rank}: element {index} of {count}", entry.name())
+            });
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_entry_point_is_right_and_free_of_races_on_a_gpu_in_software() {
+    for image in super::images() {
+        let module = Module::parse(image.text()).unwrap_or_else(|error| panic!("{}: {error}", image.file_name()));
+        let module = Arc::new(module);
+        let machine = Machine::new();
+        let loaded = machine.load(&module, 0).expect("the module loads");
+        for entry in image.entries() {
+            let mut random = Random::of(&format!("{} {}", image.file_name(), entry.name()));
+            match entry.kind {
+                EntryKind::Run => run_two_ranks(&machine, &module, &entry, &mut random)
+                    .unwrap_or_else(|report| panic!("{}: {report}", image.file_name())),
+                EntryKind::ReduceCopy => {
+                    (0..CASES).for_each(|case| run_copy_and_reduce(&machine, &loaded, &entry, &mut random, case));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flag_without_its_release_is_reported_as_a_race() {
+    for image in super::images() {
+        let weakened = image.text().replace("st.release.sys.global.u64", "st.relaxed.sys.global.u64");
+        assert_ne!(weakened, image.text(), "{} publishes nothing", image.file_name());
+        let module = Arc::new(Module::parse(&weakened).expect("it parsed before"));
+        let entry = image.entries().into_iter().find(|entry| entry.kind == EntryKind::Run).expect("there is one");
+        let report = run_two_ranks(&Machine::new(), &module, &entry, &mut Random::of(&image.file_name()));
+        let report = report.expect_err("the data is not ordered before its flag");
+        assert!(report.contains("race"), "{}: {report}", image.file_name());
+    }
+}
