@@ -51,8 +51,8 @@ fn run() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed=TUTTI_NVPTX_RUSTC");
     println!("cargo::rerun-if-changed=kernels/src");
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: cargo sets it for build scripts")?);
-    write(&out.join("dispatch.rs"), &generate::dispatch())?;
 
+    write(&out.join("types.rs"), &generate::types())?;
     let required = env::var_os("TUTTI_REQUIRE_PTX").is_some_and(|value| value != "0" && !value.is_empty());
     let images = match env::var("TUTTI_PTX").as_deref() {
         Ok("off") => Err("this build was told to leave it out (TUTTI_PTX=off)".to_owned()),

@@ -48,7 +48,7 @@ struct Lines {
     panicked: AtomicBool,
     /// The fingerprints of the last calls, at their sequence modulo the length; each word on its own, so that a reader who
     /// comes too late reads nonsense but never a data race (see [`Board::fingerprint`]).
-    history: [[AtomicU64; 4]; HISTORY],
+    history: [[AtomicU64; 5]; HISTORY],
     touching: Touching,
 }
 
@@ -143,7 +143,8 @@ impl Board {
     /// Says that `rank` has come to a call.
     pub(crate) fn post(&self, rank: usize, fingerprint: &Fingerprint) {
         let lines = &self.ranks[rank];
-        let words = [fingerprint.sequence, fingerprint.call, fingerprint.count, fingerprint.plan];
+        let Fingerprint { sequence, call, count, plan, scale } = *fingerprint;
+        let words = [sequence, call, count, plan, scale];
         // A reader that sees a new word of an old entry must also see that the call before this one was published.
         fence(Ordering::Release);
         for (place, word) in lines.history[fingerprint.sequence as usize % HISTORY].iter().zip(words) {
@@ -239,8 +240,8 @@ impl Board {
         if lines.sequence.load(Ordering::Relaxed) >= sequence + HISTORY as u64 - 1 {
             return None;
         }
-        let [sequence, call, count, plan] = words;
-        Some(Fingerprint { sequence, call, count, plan })
+        let [sequence, call, count, plan, scale] = words;
+        Some(Fingerprint { sequence, call, count, plan, scale })
     }
 
     /// The error of a blocked rank that sees somebody do something else, or gone.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
 use crate::core::Request;
-use crate::dtype::Reduction;
+use crate::dtype::{Reduction, Scale};
 use crate::error::Result;
 use crate::group::Group;
 use crate::options::Overrides;
@@ -55,6 +55,14 @@ macro_rules! settings {
                 self.overrides.arrival_timeout = Some(timeout);
                 self
             }
+
+            /// What a [scaled sum](Reduction::ScaledSum) multiplies each source by; all ranks need the same one. A scaled sum
+            /// without a scale is an error, and so is a scale that the elements do not hold (see [`Scale`]) or that any other
+            /// call has no use for.
+            pub fn scale(mut self, scale: impl Into<Scale>) -> Self {
+                self.overrides.scale = Some(scale.into());
+                self
+            }
         }
     };
 }
@@ -68,7 +76,8 @@ impl<'a> CallBuilder<'a> {
     }
 
     fn run(self, request: Result<Request>) -> Result<()> {
-        run(&mut self.communicator.in_turn(), &request?, &self.overrides)
+        let request = request?.with(&self.overrides)?;
+        run(&mut self.communicator.in_turn(), &request, &self.overrides)
     }
 
     fn submit<B>(
@@ -81,11 +90,7 @@ impl<'a> CallBuilder<'a> {
     {
         let (asker, overrides) = (self.communicator.asker(), self.overrides);
         // What is wrong with the arguments is said here rather than later.
-        let checked = |buffer: &mut B| {
-            let request = request(asker, buffer)?;
-            request.check_algorithm(overrides.algorithm)?;
-            Ok(request)
-        };
+        let checked = |buffer: &mut B| request(asker, buffer)?.with(&overrides);
         self.communicator.queue().submit(buffer, checked, overrides)
     }
 
@@ -105,8 +110,7 @@ impl<'group, 'a> GroupCall<'group, 'a> {
     }
 
     fn add(self, request: Result<Request>) -> Result<()> {
-        let request = request?;
-        request.check_algorithm(self.overrides.algorithm)?;
+        let request = request?.with(&self.overrides)?;
         self.group.push(self.communicator, request, self.overrides);
         Ok(())
     }
@@ -115,7 +119,7 @@ impl<'group, 'a> GroupCall<'group, 'a> {
     ///
     /// # Errors
     ///
-    /// If the algorithm does not offer it.
+    /// If the algorithm does not offer it, or a scale was given.
     pub fn barrier(self) -> Result<()> {
         let request = Ok(self.communicator.asker().barrier());
         self.add(request)

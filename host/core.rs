@@ -12,13 +12,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use tutti_kernels::interpreter::Progress;
+use tutti_kernels::interpreter::{Progress, advance};
 use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, StepTime, Trace, buffer, operand_kind};
-use tutti_kernels::reduce_copy::Isa;
+use tutti_kernels::table::Row;
 
 use crate::board::{Board, Missing};
-use crate::device::cpu::{Advance, BoundPlan, Ends, advance_for, isa};
-use crate::dtype::{DType, Reduction};
+use crate::device::cpu::{BoundPlan, Ends, kernel_for};
+use crate::dtype::{DType, Reduction, average_factors};
 use crate::error::{Error, ErrorKind, RankCall, Result};
 use crate::fingerprint::{AsCall, CallWords, Purpose, describe};
 use crate::options::{Options, Overrides};
@@ -177,6 +177,8 @@ pub(crate) struct Request {
     pub(crate) collective: Collective,
     pub(crate) dtype: Option<DType>,
     pub(crate) reduction: Option<Reduction>,
+    /// Of a scaled sum, as the kernels take it; otherwise zero.
+    pub(crate) scale: u64,
     /// In elements, as the collective counts them.
     pub(crate) count: u64,
     pub(crate) input: *const u8,
@@ -200,6 +202,7 @@ struct Asked {
     collective: Collective,
     dtype: Option<DType>,
     reduction: Option<Reduction>,
+    scale: u64,
     count: u64,
     algorithm: Option<Algorithm>,
 }
@@ -210,7 +213,7 @@ struct Prepared {
     asked: Asked,
     /// With no sequence number yet.
     fingerprint: Fingerprint,
-    advance: Advance,
+    kernel: Row,
 }
 
 /// The call under way, or the last one.
@@ -244,8 +247,8 @@ impl Active {
                 abort: std::ptr::null(),
                 touching: std::ptr::null_mut(),
                 traces: std::ptr::null_mut(),
-                scale: 1.0,
-                finish: 1.0,
+                scale: 0,
+                finish: 0,
             },
             overrides: Overrides::default(),
             stalled: None,
@@ -276,7 +279,6 @@ pub(crate) struct Core {
     /// Whether this rank could finish its last call before everybody had come to it.
     unconfirmed: bool,
     fired: u64,
-    isa: Isa,
     ends: Ends,
     plans: HashMap<PlanKey, BoundPlan>,
     /// The plan of the call under way, or of the last one: the next call is usually the same.
@@ -304,7 +306,6 @@ impl Core {
             history: 0,
             unconfirmed: false,
             fired: 0,
-            isa: isa(),
             ends: Ends::default(),
             plans: HashMap::new(),
             current: None,
@@ -394,6 +395,7 @@ impl Core {
             collective: request.collective,
             dtype: request.dtype,
             reduction: request.reduction,
+            scale: request.scale,
             count: request.count,
             algorithm: overrides.algorithm,
         };
@@ -415,13 +417,20 @@ impl Core {
             algorithm,
             dtype: request.dtype,
             reduction: request.reduction,
+            scale: request.scale,
             count: request.count,
             plan_digest: self.current.as_ref().map_or(0, |(_, bound)| bound.digest),
         };
-        // A collective that reduces nothing only copies, whatever the reduction; without a type it copies bytes, which it
-        // moves in the units of any type that their number is a multiple of.
-        let advance = advance_for(request.dtype.unwrap_or(DType::F32), request.reduction.unwrap_or(Reduction::Sum));
-        let prepared = Prepared { asked, fingerprint: words.pack(0), advance };
+        // A collective that reduces nothing only copies, whatever the reduction; without a type it copies bytes.
+        let (dtype, reduction) = (request.dtype.unwrap_or(DType::U8), request.reduction.unwrap_or(Reduction::Sum));
+        let no_kernel = || Error::Internal { what: format!("there is no kernel for {reduction} of {dtype}") };
+        let kernel = kernel_for(dtype, reduction).ok_or_else(no_kernel)?;
+        let call = &mut self.active.call;
+        (call.scale, call.finish) = average_factors(dtype, self.world.board.rank_count());
+        if reduction == Reduction::ScaledSum {
+            call.scale = request.scale;
+        }
+        let prepared = Prepared { asked, fingerprint: words.pack(0), kernel };
         self.prepared = Some(prepared);
         Ok(prepared)
     }
@@ -438,7 +447,6 @@ impl Core {
         call.completed = bound.completed.as_mut_ptr();
         call.abort = board.abort_word();
         call.touching = board.touching_word(self.rank);
-        (call.scale, call.finish) = average_factors(board.rank_count());
         Ok(())
     }
 
@@ -518,11 +526,9 @@ impl Core {
         for index in 0..bound.programs.len() {
             for _ in 0..STEPS_PER_TURN {
                 // SAFETY: the plan is a right one for this rank (the planner's plans are proved so by the verifier), laid out
-                // by `BoundPlan::new` over buffers that `start`'s caller vouches for; its states are advanced nowhere else,
-                // and the processor has `isa`, which asked it.
-                let progress = unsafe {
-                    (prepared.advance)(self.isa, &bound.programs[index], &mut bound.states[index], &active.call)
-                };
+                // by `BoundPlan::new` over buffers that `start`'s caller vouches for; its states are advanced nowhere else.
+                let progress =
+                    unsafe { advance(prepared.kernel, &bound.programs[index], &mut bound.states[index], &active.call) };
                 match progress {
                     Progress::Fired => {
                         self.fired += 1;
@@ -824,10 +830,4 @@ impl std::fmt::Display for MemoryReport {
             self.trace_bytes
         )
     }
-}
-
-/// What sources and results of an average of `rank_count` floats are multiplied by: 2^−k and 2^k / N, k = ⌈log2 N⌉.
-fn average_factors(rank_count: usize) -> (f32, f32) {
-    let power = rank_count.next_power_of_two() as f32;
-    (1.0 / power, power / rank_count as f32)
 }

@@ -2,11 +2,14 @@
 
 use tutti_kernels::layout::Fingerprint;
 
-use crate::dtype::{DType, Reduction};
+use crate::dtype::{DType, Reduction, Scale};
 use crate::plan::{Algorithm, Collective, Rank};
 
 /// The code of "none" for a field that a call does not have.
 const NONE: u8 = u8::MAX;
+
+/// An odd number that looks random: the golden ratio's, for digests.
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Beside the collectives of plans, the calls of a communicator include making another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +28,8 @@ pub(crate) struct CallWords {
     pub(crate) algorithm: Algorithm,
     pub(crate) dtype: Option<DType>,
     pub(crate) reduction: Option<Reduction>,
+    /// Of a scaled sum; otherwise zero.
+    pub(crate) scale: u64,
     pub(crate) count: u64,
     pub(crate) plan_digest: u64,
 }
@@ -53,7 +58,9 @@ impl CallWords {
             | u64::from(algorithm) << 24
             | split << 31
             | u64::from(root) << 32;
-        Fingerprint { sequence, call, count: self.count, plan: self.plan_digest }
+        // The plan's word digests the scale too, so that those of later calls do.
+        let plan = self.plan_digest ^ self.scale.wrapping_mul(ODD).rotate_left(29);
+        Fingerprint { sequence, call, count: self.count, plan, scale: self.scale }
     }
 }
 
@@ -69,7 +76,7 @@ impl AsCall for Fingerprint {
         // words of this call come in between, those that it makes equal by accident are as rare as chance has it.
         let mut word = history;
         for part in [self.plan, self.call, self.count, sequence] {
-            word = (word ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+            word = (word ^ part).wrapping_mul(ODD).rotate_left(29);
         }
         Fingerprint { sequence, plan: word, ..*self }
     }
@@ -88,11 +95,11 @@ pub(crate) fn describe(fingerprint: &Fingerprint) -> String {
     if collective != Collective::Barrier {
         arguments.push(format!("count {}", fingerprint.count));
     }
-    if let Some(dtype) = decode(DType::ALL, (word >> 8) as u8) {
-        arguments.push(dtype.name().to_owned());
-    }
-    if let Some(reduction) = decode(Reduction::ALL, (word >> 16) as u8) {
-        arguments.push(reduction.name().to_owned());
+    let (dtype, reduction) = (decode(DType::ALL, (word >> 8) as u8), decode(Reduction::ALL, (word >> 16) as u8));
+    arguments.extend(dtype.map(|dtype| dtype.name().to_owned()));
+    arguments.extend(reduction.map(|reduction| reduction.name().to_owned()));
+    if let (Some(dtype), Some(Reduction::ScaledSum)) = (dtype, reduction) {
+        arguments.push(format!("scale {}", Scale::of_bits(fingerprint.scale, dtype)));
     }
     if collective.root().is_some() {
         arguments.push(format!("root {}", word >> 32));

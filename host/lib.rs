@@ -49,13 +49,15 @@ pub use buffer::{Buffer, BufferMut};
 pub use calls::{CallBuilder, GroupCall};
 pub use communicator::{AbortHandle, Communicator, local, local_with};
 pub use core::{MemoryReport, TimedStep};
-pub use dtype::{DType, Element, Reduction};
+pub use dtype::{DType, Element, Reduction, Scale};
 pub use error::{Error, ErrorKind, LateRank, RankCall, Result};
 pub use group::Group;
 pub use options::Options;
 pub use pending::{Failed, Pending};
 pub use plan::{Algorithm, Collective, Rank};
 
+/// The 8-bit floats that tutti reduces.
+pub use float8;
 /// The 16-bit floats that tutti reduces.
 pub use half;
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::dtype::Scale;
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Geometry};
 
@@ -97,4 +98,5 @@ pub(crate) struct Overrides {
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) progress_timeout: Option<Duration>,
     pub(crate) arrival_timeout: Option<Duration>,
+    pub(crate) scale: Option<Scale>,
 }

@@ -5,7 +5,8 @@ use crate::core::Request;
 use crate::dtype::{DType, Element, Reduction};
 use crate::error::{Error, Result};
 use crate::fingerprint::Purpose;
-use crate::plan::{Algorithm, Collective, PlanError, Rank};
+use crate::options::Overrides;
+use crate::plan::{Collective, PlanError, Rank};
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +59,7 @@ fn request(collective: Collective, reduction: Option<Reduction>, count: usize, i
         collective,
         dtype: Some(output.dtype),
         reduction,
+        scale: 0,
         count: count as u64,
         input: input.address,
         output: output.address,
@@ -65,16 +67,35 @@ fn request(collective: Collective, reduction: Option<Reduction>, count: usize, i
 }
 
 impl Request {
-    /// That the algorithm, if one is asked for, offers the collective.
-    pub(crate) fn check_algorithm(&self, algorithm: Option<Algorithm>) -> Result<()> {
-        let collective = self.collective;
-        match algorithm.filter(|algorithm| !algorithm.offers(collective)) {
-            None => Ok(()),
-            Some(algorithm) => {
-                let source = PlanError::NotOffered { algorithm, collective };
-                Err(Error::Plan { call: collective.name(), source })
-            }
+    /// The request with the settings of its call, if they go together: the algorithm offers the collective, the elements offer
+    /// the reduction, and there is a scale where one is needed and nowhere else.
+    pub(crate) fn with(mut self, overrides: &Overrides) -> Result<Request> {
+        let (collective, call) = (self.collective, self.collective.name());
+        if let Some(algorithm) = overrides.algorithm.filter(|algorithm| !algorithm.offers(collective)) {
+            return Err(Error::Plan { call, source: PlanError::NotOffered { algorithm, collective } });
         }
+        if let (Some(dtype), Some(reduction)) = (self.dtype, self.reduction)
+            && let Some(refusal) = dtype.refusal(reduction)
+        {
+            return Err(argument(call, "reduction", refusal.expected, refusal.came));
+        }
+        let none = || "none".to_owned();
+        match (self.reduction, self.dtype, overrides.scale) {
+            (Some(Reduction::ScaledSum), Some(dtype), Some(scale)) => {
+                let bits = scale.bits(dtype);
+                self.scale = bits.map_err(|expected| argument(call, "scale", expected, scale.to_string()))?;
+            }
+            (Some(Reduction::ScaledSum), _, None) => {
+                let expected = "one, as in communicator.call().scale(0.5), for a scaled_sum".to_owned();
+                return Err(argument(call, "scale", expected, none()));
+            }
+            (_, _, Some(scale)) => {
+                let expected = "none: only a scaled_sum scales".to_owned();
+                return Err(argument(call, "scale", expected, scale.to_string()));
+            }
+            (_, _, None) => {}
+        }
+        Ok(self)
     }
 }
 
@@ -175,6 +196,7 @@ impl Asker {
             collective: Collective::Barrier,
             dtype: None,
             reduction: None,
+            scale: 0,
             count: 0,
             input: std::ptr::null(),
             output: std::ptr::null_mut(),
@@ -189,6 +211,7 @@ impl Asker {
             collective: Collective::AllGather,
             dtype: None,
             reduction: None,
+            scale: 0,
             count: input.len() as u64,
             input: input.as_ptr(),
             output: output.as_mut_ptr(),

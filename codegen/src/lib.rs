@@ -1,9 +1,10 @@
 //! The kernel table, and what is generated from it.
 //!
-//! One table says which kernels there are: every element type × every reduction × every kind of entry point, for every
-//! architecture. From it come the PTX entry points ([`generate::entry_points`]), the host's dispatch to the same kernels
-//! ([`generate::dispatch`]), and the lists that tests and the command line walk ([`entries`]). A new element type, reduction
-//! or architecture is one row here (and its `impl` in the kernels).
+//! One table says which kernels there are: every element type × every reduction that it offers × every kind of entry point,
+//! for every architecture. From it come the PTX entry points ([`generate::entry_points`]), the host's kernels and the way to
+//! them ([`generate::host_table`]), the library's types ([`generate::types`]), the lists that tests and the command line walk
+//! ([`entries`]) and the table in the documentation ([`generate::document`]). A new element type, reduction or architecture is
+//! one row here (and what is new about it in the kernels: its conversions, or how it combines two numbers).
 //!
 //! **Invariant.** Pure: tables and text, no I/O, no dependencies. Build scripts and tests are its only callers, and the
 //! library, which shows parts of it.
@@ -14,6 +15,17 @@ use std::fmt;
 
 pub mod generate;
 
+/// What an element type's numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Floating point.
+    Float,
+    /// Integers in two's complement.
+    Signed,
+    /// Integers from zero.
+    Unsigned,
+}
+
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DType {
@@ -23,8 +35,33 @@ pub struct DType {
     pub variant: &'static str,
     /// The type that stands for it in `tutti_kernels::element`.
     pub marker: &'static str,
+    /// The Rust type of its elements.
+    pub rust: &'static str,
     /// Bytes of one element.
     pub bytes: u32,
+    /// What its numbers are.
+    pub kind: Kind,
+    /// nccl-tests' name for it.
+    pub nccl: &'static str,
+    /// Other names that people know it by.
+    pub aliases: &'static [&'static str],
+    /// Its name in `.safetensors` files.
+    pub safetensors: &'static str,
+    /// Its codes in `.npy` files, without the byte order; none where NumPy has no such type.
+    pub numpy: &'static [&'static str],
+    /// What it is, in words.
+    pub doc: &'static str,
+}
+
+/// What a reduction looks at in an integer. Where it is less than the value, several types are the same machine code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sees {
+    /// Its value.
+    Value,
+    /// Its bits as a number modulo two to their number: the sign makes no difference.
+    Word,
+    /// Each bit for itself: not even the size makes a difference. Floats do not offer it.
+    Bits,
 }
 
 /// A reduction.
@@ -34,6 +71,40 @@ pub struct Reduction {
     pub name: &'static str,
     /// The variant of the library's `Reduction`, and the type that stands for it in `tutti_kernels::reduction`.
     pub variant: &'static str,
+    /// Other names that people know it by.
+    pub aliases: &'static [&'static str],
+    /// What it looks at in an integer.
+    pub sees: Sees,
+    /// What it is, in words.
+    pub doc: &'static str,
+}
+
+impl DType {
+    /// Whether its elements can be reduced so.
+    pub fn offers(&self, reduction: &Reduction) -> bool {
+        reduction.sees != Sees::Bits || self.kind != Kind::Float
+    }
+
+    /// Whether it is a reduction that gradients are reduced by, of a type that they are in: those are to be fast in every shape.
+    pub fn is_common(&self, reduction: &Reduction) -> bool {
+        self.kind == Kind::Float && matches!(self.bytes, 2 | 4) && matches!(reduction.name, "sum" | "avg")
+    }
+
+    /// Up to how many sources there is a loop for each number of them; above, one loop serves them all. Code that is not worth
+    /// its size costs every build its time, and every driver that compiles it.
+    pub fn loops(&self, reduction: &Reduction) -> u32 {
+        if self.is_common(reduction) { 4 } else { 2 }
+    }
+
+    /// The type in `tutti_kernels::element` whose kernel serves this one as well on the host.
+    pub fn host_marker(&self, reduction: &Reduction) -> &'static str {
+        let same = |other: &&DType| match reduction.sees {
+            Sees::Value => false,
+            Sees::Word => self.kind == Kind::Signed && other.kind == Kind::Unsigned && other.bytes == self.bytes,
+            Sees::Bits => other.kind == Kind::Unsigned && other.bytes == 1,
+        };
+        DTYPES.iter().find(same).unwrap_or(self).marker
+    }
 }
 
 /// A GPU architecture that images are compiled for.
@@ -72,18 +143,246 @@ const fn version(major: u32, minor: u32) -> Version {
 
 /// Every element type.
 pub const DTYPES: &[DType] = &[
-    DType { name: "f32", variant: "F32", marker: "F32", bytes: 4 },
-    DType { name: "f16", variant: "F16", marker: "F16", bytes: 2 },
-    DType { name: "bf16", variant: "BF16", marker: "Bf16", bytes: 2 },
+    DType {
+        name: "f32",
+        variant: "F32",
+        marker: "F32",
+        rust: "f32",
+        bytes: 4,
+        kind: Kind::Float,
+        nccl: "float",
+        aliases: &["float32"],
+        safetensors: "F32",
+        numpy: &["f4", "f"],
+        doc: "IEEE 754 binary32.",
+    },
+    DType {
+        name: "f64",
+        variant: "F64",
+        marker: "F64",
+        rust: "f64",
+        bytes: 8,
+        kind: Kind::Float,
+        nccl: "double",
+        aliases: &["float64"],
+        safetensors: "F64",
+        numpy: &["f8", "d"],
+        doc: "IEEE 754 binary64.",
+    },
+    DType {
+        name: "f16",
+        variant: "F16",
+        marker: "F16",
+        rust: "half::f16",
+        bytes: 2,
+        kind: Kind::Float,
+        nccl: "half",
+        aliases: &["float16"],
+        safetensors: "F16",
+        numpy: &["f2", "e"],
+        doc: "IEEE 754 binary16, calculated in f32.",
+    },
+    DType {
+        name: "bf16",
+        variant: "BF16",
+        marker: "Bf16",
+        rust: "half::bf16",
+        bytes: 2,
+        kind: Kind::Float,
+        nccl: "bfloat16",
+        aliases: &[],
+        safetensors: "BF16",
+        numpy: &[],
+        doc: "The upper half of a binary32, calculated in f32.",
+    },
+    DType {
+        name: "f8e4m3",
+        variant: "F8E4M3",
+        marker: "F8E4m3",
+        rust: "float8::F8E4M3",
+        bytes: 1,
+        kind: Kind::Float,
+        nccl: "fp8_e4m3",
+        aliases: &["float8_e4m3fn"],
+        safetensors: "F8_E4M3",
+        numpy: &[],
+        doc: "OCP 8-bit float of 4 exponent bits, without infinities, calculated in f32 and rounded to what is finite.",
+    },
+    DType {
+        name: "f8e5m2",
+        variant: "F8E5M2",
+        marker: "F8E5m2",
+        rust: "float8::F8E5M2",
+        bytes: 1,
+        kind: Kind::Float,
+        nccl: "fp8_e5m2",
+        aliases: &["float8_e5m2"],
+        safetensors: "F8_E5M2",
+        numpy: &[],
+        doc: "OCP 8-bit float of 5 exponent bits, calculated in f32 and rounded to what is finite.",
+    },
+    DType {
+        name: "i8",
+        variant: "I8",
+        marker: "I8",
+        rust: "i8",
+        bytes: 1,
+        kind: Kind::Signed,
+        nccl: "int8",
+        aliases: &[],
+        safetensors: "I8",
+        numpy: &["i1", "b"],
+        doc: "Signed integer of 8 bits.",
+    },
+    DType {
+        name: "u8",
+        variant: "U8",
+        marker: "U8",
+        rust: "u8",
+        bytes: 1,
+        kind: Kind::Unsigned,
+        nccl: "uint8",
+        aliases: &[],
+        safetensors: "U8",
+        numpy: &["u1", "B"],
+        doc: "Unsigned integer of 8 bits.",
+    },
+    DType {
+        name: "i16",
+        variant: "I16",
+        marker: "I16",
+        rust: "i16",
+        bytes: 2,
+        kind: Kind::Signed,
+        nccl: "int16",
+        aliases: &[],
+        safetensors: "I16",
+        numpy: &["i2", "h"],
+        doc: "Signed integer of 16 bits.",
+    },
+    DType {
+        name: "u16",
+        variant: "U16",
+        marker: "U16",
+        rust: "u16",
+        bytes: 2,
+        kind: Kind::Unsigned,
+        nccl: "uint16",
+        aliases: &[],
+        safetensors: "U16",
+        numpy: &["u2", "H"],
+        doc: "Unsigned integer of 16 bits.",
+    },
+    DType {
+        name: "i32",
+        variant: "I32",
+        marker: "I32",
+        rust: "i32",
+        bytes: 4,
+        kind: Kind::Signed,
+        nccl: "int32",
+        aliases: &[],
+        safetensors: "I32",
+        numpy: &["i4", "i"],
+        doc: "Signed integer of 32 bits.",
+    },
+    DType {
+        name: "u32",
+        variant: "U32",
+        marker: "U32",
+        rust: "u32",
+        bytes: 4,
+        kind: Kind::Unsigned,
+        nccl: "uint32",
+        aliases: &[],
+        safetensors: "U32",
+        numpy: &["u4", "I"],
+        doc: "Unsigned integer of 32 bits.",
+    },
+    DType {
+        name: "i64",
+        variant: "I64",
+        marker: "I64",
+        rust: "i64",
+        bytes: 8,
+        kind: Kind::Signed,
+        nccl: "int64",
+        aliases: &[],
+        safetensors: "I64",
+        numpy: &["i8", "q", "l"],
+        doc: "Signed integer of 64 bits.",
+    },
+    DType {
+        name: "u64",
+        variant: "U64",
+        marker: "U64",
+        rust: "u64",
+        bytes: 8,
+        kind: Kind::Unsigned,
+        nccl: "uint64",
+        aliases: &[],
+        safetensors: "U64",
+        numpy: &["u8", "Q", "L"],
+        doc: "Unsigned integer of 64 bits.",
+    },
 ];
 
 /// Every reduction.
 pub const REDUCTIONS: &[Reduction] = &[
-    Reduction { name: "sum", variant: "Sum" },
-    Reduction { name: "prod", variant: "Prod" },
-    Reduction { name: "min", variant: "Min" },
-    Reduction { name: "max", variant: "Max" },
-    Reduction { name: "avg", variant: "Avg" },
+    Reduction {
+        name: "sum",
+        variant: "Sum",
+        aliases: &[],
+        sees: Sees::Word,
+        doc: "The sum; of integers, modulo two to the number of their bits.",
+    },
+    Reduction {
+        name: "prod",
+        variant: "Prod",
+        aliases: &["product"],
+        sees: Sees::Word,
+        doc: "The product; of integers, modulo two to the number of their bits.",
+    },
+    Reduction { name: "min", variant: "Min", aliases: &["minimum"], sees: Sees::Value, doc: "The minimum." },
+    Reduction { name: "max", variant: "Max", aliases: &["maximum"], sees: Sees::Value, doc: "The maximum." },
+    Reduction {
+        name: "avg",
+        variant: "Avg",
+        aliases: &["average"],
+        sees: Sees::Value,
+        doc: "\
+The average. Of floats: each source times 2^−k, k = ⌈log2 N⌉, and the final sum times 2^k / N, so that an average that can be
+represented never overflows on the way. Of integers: the sum, modulo two to the number of their bits, divided by N and rounded
+toward zero.
+
+Floats pay the price next to zero. Let η be the smallest positive number of the element type (2^−149 for f32, 2^−24 for f16,
+2^−133 for bf16). A source whose last bit is worth less than 2^k η may lose up to k bits when it is scaled; together these
+losses move the average by at most 2^k η / 2, beside its last rounding, and averages of the very smallest numbers come out as
+zero. (Plans that reduce everything in one step do so in f32, and types of 8 and 16 bits lose nothing by the scaling.) Of all
+other sources the scaling is exact.",
+    },
+    Reduction {
+        name: "scaled_sum",
+        variant: "ScaledSum",
+        aliases: &["mulsum"],
+        sees: Sees::Word,
+        doc: "The sum of every source times the scale of the call; of integers, modulo two to the number of their bits.",
+    },
+    Reduction {
+        name: "band",
+        variant: "Band",
+        aliases: &[],
+        sees: Sees::Bits,
+        doc: "The bitwise and; of integers only.",
+    },
+    Reduction { name: "bor", variant: "Bor", aliases: &[], sees: Sees::Bits, doc: "The bitwise or; of integers only." },
+    Reduction {
+        name: "bxor",
+        variant: "Bxor",
+        aliases: &[],
+        sees: Sees::Bits,
+        doc: "The bitwise exclusive or; of integers only.",
+    },
 ];
 
 /// Every architecture, oldest first.
@@ -165,10 +464,10 @@ impl EntryKind {
 
     /// Whether there is an entry point of this kind for a reduction. Each costs the compilers seconds, for every element type
     /// and architecture.
-    fn offers(self, reduction: &Reduction) -> bool {
+    fn offers(self, dtype: &DType, reduction: &Reduction) -> bool {
         match self {
             EntryKind::Run => true,
-            EntryKind::ReduceCopy => matches!(reduction.name, "sum" | "avg"),
+            EntryKind::ReduceCopy => dtype.is_common(reduction),
         }
     }
 
@@ -192,8 +491,8 @@ impl EntryKind {
                         parameter("destinations", "*const *mut u8", "u64"),
                         parameter("destination_count", "u32", "u32"),
                         parameter("bytes", "u64", "u64"),
-                        parameter("scale", "f32", "f32"),
-                        parameter("finish", "f32", "f32"),
+                        parameter("scale", "u64", "u64"),
+                        parameter("finish", "u64", "u64"),
                         parameter("flags", "u32", "u32"),
                     ]
                 }
@@ -242,7 +541,8 @@ pub fn entries() -> Vec<Entry> {
 /// The entry points of one element type: those of one image.
 pub fn entries_of(dtype: &'static DType) -> Vec<Entry> {
     let of_kind = |&kind: &EntryKind| {
-        let offered = REDUCTIONS.iter().filter(move |reduction| kind.offers(reduction));
+        let offered =
+            REDUCTIONS.iter().filter(move |reduction| dtype.offers(reduction) && kind.offers(dtype, reduction));
         offered.map(move |reduction| Entry { kind, dtype, reduction })
     };
     EntryKind::ALL.iter().flat_map(of_kind).collect()
@@ -263,13 +563,43 @@ mod tests {
     fn every_entry_point_has_a_name_of_its_own() {
         let names: HashSet<String> = entries().iter().map(Entry::name).collect();
         assert_eq!(names.len(), entries().len());
-        assert_eq!(names.len(), DTYPES.len() * (REDUCTIONS.len() + 2));
         assert!(names.contains("tutti_run_bf16_avg") && names.contains("tutti_reduce_copy_f32_sum"));
+        assert!(names.contains("tutti_run_u8_bxor") && !names.contains("tutti_run_f64_bxor"));
+    }
+
+    #[test]
+    fn every_name_stands_for_one_thing() {
+        let mut names = HashSet::new();
+        for dtype in DTYPES {
+            let all: HashSet<&str> = dtype.aliases.iter().copied().chain([dtype.name, dtype.nccl]).collect();
+            assert!(all.into_iter().all(|name| names.insert(name)), "{}", dtype.name);
+        }
+        for reduction in REDUCTIONS {
+            assert!(
+                reduction.aliases.iter().chain([&reduction.name]).all(|name| names.insert(name)),
+                "{}",
+                reduction.name
+            );
+        }
+        let codes: Vec<&str> = DTYPES.iter().flat_map(|dtype| dtype.numpy.iter().copied()).collect();
+        assert_eq!(codes.iter().collect::<HashSet<_>>().len(), codes.len());
+    }
+
+    #[test]
+    fn types_share_the_hosts_kernels_where_only_their_words_or_bits_are_seen() {
+        let marker = |dtype: &str, reduction: &str| {
+            let dtype = DTYPES.iter().find(|row| row.name == dtype).unwrap();
+            dtype.host_marker(REDUCTIONS.iter().find(|row| row.name == reduction).unwrap())
+        };
+        assert_eq!((marker("i32", "sum"), marker("u32", "sum"), marker("i64", "scaled_sum")), ("U32", "U32", "U64"));
+        assert_eq!((marker("i32", "max"), marker("u32", "max"), marker("i8", "avg")), ("I32", "U32", "I8"));
+        assert_eq!((marker("i64", "bor"), marker("u16", "band")), ("U8", "U8"));
+        assert_eq!((marker("f16", "sum"), marker("f8e5m2", "prod")), ("F16", "F8E5m2"));
     }
 
     #[test]
     fn an_entry_point_prints_as_its_declaration() {
-        let entry = Entry { kind: EntryKind::Run, dtype: &DTYPES[1], reduction: &REDUCTIONS[3] };
+        let entry = Entry { kind: EntryKind::Run, dtype: &DTYPES[2], reduction: &REDUCTIONS[3] };
         assert_eq!(entry.to_string(), "tutti_run_f16_max(launch: *mut Launch)");
     }
 

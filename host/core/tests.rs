@@ -13,6 +13,7 @@ fn start(core: &mut Core, buffer: &mut [f32], collective: Collective, algorithm:
         collective,
         dtype: Some(DType::F32),
         reduction: Some(Reduction::Sum),
+        scale: 0,
         count: buffer.len() as u64,
         input: buffer.as_ptr().cast(),
         output: buffer.as_mut_ptr().cast(),

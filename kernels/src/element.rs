@@ -3,50 +3,146 @@
 //! A new type is one `element!` row here and one row in the kernel table.
 
 use crate::target::{
-    ADDS_BF16_PACKS, ADDS_F16_PACKS, PACK_BYTES, add_bf16_packs, add_f16_packs, maximum, minimum, narrow_bf16,
-    narrow_f16, widen_f16,
+    ADDS_BF16_PACKS, ADDS_F16_PACKS, PACK_BYTES, add_bf16_packs, add_f16_packs, maximum, maximum_f64, minimum,
+    minimum_f64, narrow_bf16, narrow_f8e4m3, narrow_f8e5m2, narrow_f16, widen_f8e4m3, widen_f8e5m2, widen_f16,
 };
 
 /// What arithmetic is done in.
 pub trait Number: Copy {
-    /// `self + other`.
+    /// What the scale and the finish of a reduction are.
+    type Factor: Copy;
+    /// The factor that changes nothing.
+    const ONE: Self::Factor;
+    /// Whether the sources of an average are scaled down, so that their sum does not overflow.
+    const SCALES_AVERAGES: bool;
+    /// A factor from the bits that the host hands over.
+    fn factor(bits: u64) -> Self::Factor;
+    /// `self + other`; integers wrap.
     fn add(self, other: Self) -> Self;
-    /// `self × other`.
+    /// `self × other`; integers wrap.
     fn multiply(self, other: Self) -> Self;
     /// The lesser; a NaN if either is one; −0 is less than +0.
     fn minimum(self, other: Self) -> Self;
     /// The greater; a NaN if either is one; −0 is less than +0.
     fn maximum(self, other: Self) -> Self;
-    /// `self × factor`, for the scale and the finish of a reduction.
-    fn scaled(self, factor: f32) -> Self;
+    /// `self × factor`; integers wrap.
+    fn scaled(self, factor: Self::Factor) -> Self;
 }
 
-impl Number for f32 {
-    #[inline(always)]
-    fn add(self, other: f32) -> f32 {
-        self + other
-    }
-
-    #[inline(always)]
-    fn multiply(self, other: f32) -> f32 {
-        self * other
-    }
-
-    #[inline(always)]
-    fn minimum(self, other: f32) -> f32 {
-        minimum(self, other)
-    }
-
-    #[inline(always)]
-    fn maximum(self, other: f32) -> f32 {
-        maximum(self, other)
-    }
-
-    #[inline(always)]
-    fn scaled(self, factor: f32) -> f32 {
-        self * factor
-    }
+/// A number whose bits mean something one by one.
+pub trait Integer: Number {
+    /// The bits that both have.
+    fn and(self, other: Self) -> Self;
+    /// The bits that either has.
+    fn or(self, other: Self) -> Self;
+    /// The bits that one of them has.
+    fn exclusive_or(self, other: Self) -> Self;
 }
+
+macro_rules! float {
+    ($float:ident, $minimum:ident, $maximum:ident, factor $factor:expr) => {
+        impl Number for $float {
+            type Factor = $float;
+            const ONE: $float = 1.0;
+            const SCALES_AVERAGES: bool = true;
+
+            #[inline(always)]
+            fn factor(bits: u64) -> $float {
+                $factor(bits)
+            }
+
+            #[inline(always)]
+            fn add(self, other: $float) -> $float {
+                self + other
+            }
+
+            #[inline(always)]
+            fn multiply(self, other: $float) -> $float {
+                self * other
+            }
+
+            #[inline(always)]
+            fn minimum(self, other: $float) -> $float {
+                $minimum(self, other)
+            }
+
+            #[inline(always)]
+            fn maximum(self, other: $float) -> $float {
+                $maximum(self, other)
+            }
+
+            #[inline(always)]
+            fn scaled(self, factor: $float) -> $float {
+                self * factor
+            }
+        }
+    };
+}
+
+float!(f32, minimum, maximum, factor |bits: u64| f32::from_bits(bits as u32));
+float!(f64, minimum_f64, maximum_f64, factor f64::from_bits);
+
+macro_rules! integers {
+    ($($integer:ident)*) => {
+        $(
+            impl Number for $integer {
+                /// What is multiplied by wraps as the product does; what is divided by may be more than the type holds.
+                type Factor = u64;
+                const ONE: u64 = 1;
+                const SCALES_AVERAGES: bool = false;
+
+                #[inline(always)]
+                fn factor(bits: u64) -> u64 {
+                    bits
+                }
+
+                #[inline(always)]
+                fn add(self, other: $integer) -> $integer {
+                    self.wrapping_add(other)
+                }
+
+                #[inline(always)]
+                fn multiply(self, other: $integer) -> $integer {
+                    self.wrapping_mul(other)
+                }
+
+                #[inline(always)]
+                fn minimum(self, other: $integer) -> $integer {
+                    if other < self { other } else { self }
+                }
+
+                #[inline(always)]
+                fn maximum(self, other: $integer) -> $integer {
+                    if other > self { other } else { self }
+                }
+
+                #[inline(always)]
+                fn scaled(self, factor: u64) -> $integer {
+                    self.wrapping_mul(factor as $integer)
+                }
+            }
+
+            impl Integer for $integer {
+                #[inline(always)]
+                fn and(self, other: $integer) -> $integer {
+                    self & other
+                }
+
+                #[inline(always)]
+                fn or(self, other: $integer) -> $integer {
+                    self | other
+                }
+
+                #[inline(always)]
+                fn exclusive_or(self, other: $integer) -> $integer {
+                    self ^ other
+                }
+            }
+        )*
+    };
+}
+
+integers!(i8 u8 i16 u16 i32 u32 i64 u64);
 
 /// An element type, as memory holds it and as arithmetic sees it.
 pub trait Element: Copy + 'static {
@@ -63,11 +159,12 @@ pub trait Element: Copy + 'static {
 
     /// One element's number; exact.
     fn widen(bits: Self::Bits) -> Self::Number;
-    /// The nearest element, ties to even.
+    /// The nearest element, ties to even; of those that are finite, where the type is one of 8 bits.
     fn narrow(number: Self::Number) -> Self::Bits;
-    /// `number × factor`, the last step of an average. The average of finite elements is never larger than the largest of
-    /// them, so where the product would be infinite that is a rounding error, and the result is the largest element.
-    fn finished(number: Self::Number, factor: f32) -> Self::Number;
+    /// The last step of an average. Floats: `number × factor`; the average of finite elements is never larger than the largest
+    /// of them, so where the product would be infinite that is a rounding error, and the result is the largest element.
+    /// Integers: `number ÷ factor`, rounded toward zero; the factor is below 2^31.
+    fn finished(number: Self::Number, factor: <Self::Number as Number>::Factor) -> Self::Number;
     /// [`Element::widen`] of a whole pack.
     fn widen_pack(pack: Self::Pack) -> Self::Wide;
     /// `f` of each number of `wide` and its counterpart in the pack.
@@ -89,7 +186,7 @@ pub trait Element: Copy + 'static {
 // is one 16-byte access, and the loops unroll into registers.
 macro_rules! element {
     (
-        $(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $largest:expr, $widen:expr, $narrow:expr
+        $(#[$doc:meta])* $name:ident, $bits:ty, $number:ty, $zero:expr, $widen:expr, $narrow:expr, $finished:expr
         $(, adds packs if $adds:expr, by $add:expr)?
     ) => {
         $(#[$doc])*
@@ -114,12 +211,8 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn finished(number: $number, factor: f32) -> $number {
-                const LARGEST: $number = $largest;
-                let product = number.scaled(factor);
-                let bounded = if product > LARGEST { LARGEST } else { product };
-                let bounded = if bounded < -LARGEST { -LARGEST } else { bounded };
-                if number.is_infinite() { number } else { bounded }
+            fn finished(number: $number, factor: <$number as Number>::Factor) -> $number {
+                $finished(number, factor)
             }
 
             #[inline(always)]
@@ -166,15 +259,38 @@ macro_rules! element {
     };
 }
 
+/// The last step of an average of floats whose largest is `$largest`.
+macro_rules! bounded_product {
+    ($float:ty, $largest:expr) => {
+        |number: $float, factor: $float| {
+            const LARGEST: $float = $largest;
+            let product = number * factor;
+            let bounded = if product > LARGEST { LARGEST } else { product };
+            let bounded = if bounded < -LARGEST { -LARGEST } else { bounded };
+            if number.is_infinite() { number } else { bounded }
+        }
+    };
+}
+
 element!(
     /// IEEE 754 binary32.
     F32,
     u32,
     f32,
     0.0,
-    f32::MAX,
     f32::from_bits,
-    f32::to_bits
+    f32::to_bits,
+    bounded_product!(f32, f32::MAX)
+);
+element!(
+    /// IEEE 754 binary64.
+    F64,
+    u64,
+    f64,
+    0.0,
+    f64::from_bits,
+    f64::to_bits,
+    bounded_product!(f64, f64::MAX)
 );
 element!(
     /// IEEE 754 binary16, calculated in f32.
@@ -182,9 +298,9 @@ element!(
     u16,
     f32,
     0.0,
-    65504.0,
     widen_f16,
     narrow_f16,
+    bounded_product!(f32, 65504.0),
     adds packs if ADDS_F16_PACKS, by add_f16_packs
 );
 element!(
@@ -193,11 +309,72 @@ element!(
     u16,
     f32,
     0.0,
-    f32::from_bits(0x7f7f_0000),
     widen_bf16,
     narrow_bf16,
+    bounded_product!(f32, f32::from_bits(0x7f7f_0000)),
     adds packs if ADDS_BF16_PACKS, by add_bf16_packs
 );
+element!(
+    /// OCP 8-bit float of 4 exponent bits, calculated in f32.
+    F8E4m3,
+    u8,
+    f32,
+    0.0,
+    widen_f8e4m3,
+    narrow_f8e4m3,
+    bounded_product!(f32, 448.0)
+);
+element!(
+    /// OCP 8-bit float of 5 exponent bits, calculated in f32.
+    F8E5m2,
+    u8,
+    f32,
+    0.0,
+    widen_f8e5m2,
+    narrow_f8e5m2,
+    bounded_product!(f32, 57344.0)
+);
+
+/// Integers, with the type that they are divided in.
+macro_rules! integer_elements {
+    ($($(#[$doc:meta])* $name:ident $integer:ident in $wide:ident)*) => {
+        $(
+            element!(
+                $(#[$doc])*
+                $name,
+                $integer,
+                $integer,
+                0,
+                core::convert::identity,
+                core::convert::identity,
+                |number: $integer, factor: u64| {
+                    // Said to be positive, so that the compiler knows that nothing can go wrong.
+                    let divisor = if (factor as $wide) < 1 { 1 } else { factor as $wide };
+                    (number as $wide / divisor) as $integer
+                }
+            );
+        )*
+    };
+}
+
+integer_elements! {
+    /// Signed, of 8 bits.
+    I8 i8 in i32
+    /// Unsigned, of 8 bits.
+    U8 u8 in u32
+    /// Signed, of 16 bits.
+    I16 i16 in i32
+    /// Unsigned, of 16 bits.
+    U16 u16 in u32
+    /// Signed, of 32 bits.
+    I32 i32 in i32
+    /// Unsigned, of 32 bits.
+    U32 u32 in u32
+    /// Signed, of 64 bits.
+    I64 i64 in i64
+    /// Unsigned, of 64 bits.
+    U64 u64 in u64
+}
 
 /// bf16 to f32, exactly.
 #[inline(always)]

@@ -5,10 +5,12 @@
 //!
 //! **Invariant.** Nothing here panics, calls or spills: the checks on the PTX see to it.
 
+use core::marker::PhantomData;
+
 use crate::element::Element;
-use crate::interpreter::{Progress, State, advance};
+use crate::interpreter::{Kernel, Progress, State, StepOperands, advance};
 use crate::layout::{Launch, launch_status, reduce_copy_flag};
-use crate::reduce_copy::{Isa, Operands, reduce_copy};
+use crate::reduce_copy::{Operands, by_shape};
 use crate::reduction::Reduction;
 use crate::target::{barrier, block_index, compare_and_set, grid_block_count, nanosleep, thread_index};
 
@@ -18,13 +20,33 @@ const EAGER_POLLS: u32 = 64;
 /// How long a block sleeps between polls then.
 const POLL_INTERVAL_NS: u32 = 100;
 
+/// The copy-and-reduce of one element type and reduction, compiled into the interpreter that runs it.
+struct Compiled<E, R, const LOOPS: usize>(PhantomData<(E, R)>);
+
+impl<E, R, const LOOPS: usize> Clone for Compiled<E, R, LOOPS> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E, R, const LOOPS: usize> Copy for Compiled<E, R, LOOPS> {}
+
+impl<E: Element, R: Reduction<E::Number>, const LOOPS: usize> Kernel for Compiled<E, R, LOOPS> {
+    #[inline(always)]
+    unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize) {
+        // SAFETY: passed on from the caller.
+        unsafe { by_shape::<E, R, LOOPS>(operands, bytes) }
+    }
+}
+
 /// Interprets program `b` of the launch on block `b`, to its end.
 ///
 /// # Safety
 /// `launch` and all that it points at is valid until the kernel ends, as [`advance`] asks for. Nothing but
 /// `launch.status` changes under it.
 #[inline(always)]
-unsafe fn run<E: Element, R: Reduction>(launch: *mut Launch) {
+unsafe fn run<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(launch: *mut Launch) {
     // SAFETY: passed on from the caller. The call and the programs are only read; the status, which other blocks may write,
     // is not borrowed.
     let (call, program) = unsafe {
@@ -37,7 +59,7 @@ unsafe fn run<E: Element, R: Reduction>(launch: *mut Launch) {
     let mut idle_polls = 0;
     let status = loop {
         // SAFETY: passed on from the caller; this block alone runs the program.
-        match unsafe { advance::<E, R>(Isa::Baseline, program, &mut state, call) } {
+        match unsafe { advance(Compiled::<E, R, LOOPS>(PhantomData), program, &mut state, call) } {
             Progress::Fired => {
                 idle_polls = 0;
                 // A connection's end may be polled by another thread in the next step than the one that moved it in this.
@@ -68,8 +90,8 @@ struct Section {
     destinations: *const *mut u8,
     destination_count: u32,
     start: usize,
-    scale: Option<f32>,
-    finish: Option<f32>,
+    scale: Option<u64>,
+    finish: Option<u64>,
 }
 
 // SAFETY: what the arrays hold does not change during the kernel, and `reduce_copy_grid`'s caller vouches for the ranges.
@@ -97,12 +119,12 @@ unsafe impl Operands for Section {
     }
 
     #[inline(always)]
-    fn scale(&self, _index: usize) -> Option<f32> {
+    fn scale(&self, _index: usize) -> Option<u64> {
         self.scale
     }
 
     #[inline(always)]
-    fn finish(&self) -> Option<f32> {
+    fn finish(&self) -> Option<u64> {
         self.finish
     }
 }
@@ -114,14 +136,14 @@ unsafe impl Operands for Section {
 /// a source or overlaps nothing. `bytes` and every address are multiples of the element's size.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "they are the kernel's parameters")]
-unsafe fn reduce_copy_grid<E: Element, R: Reduction>(
+unsafe fn reduce_copy_grid<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(
     sources: *const *const u8,
     source_count: u32,
     destinations: *const *mut u8,
     destination_count: u32,
     bytes: u64,
-    scale: f32,
-    finish: f32,
+    scale: u64,
+    finish: u64,
     flags: u32,
 ) {
     /// What a section is a multiple of, so that all of them are aligned as the first one is.
@@ -143,7 +165,7 @@ unsafe fn reduce_copy_grid<E: Element, R: Reduction>(
         finish: (flags & reduce_copy_flag::FINISH != 0).then_some(finish),
     };
     // SAFETY: passed on from the caller; sections do not overlap.
-    unsafe { reduce_copy::<E, R>(Isa::Baseline, &operands, length) }
+    unsafe { by_shape::<E, R, LOOPS>(&operands, length) }
 }
 
 include!(env!("TUTTI_ENTRIES"));

@@ -10,17 +10,25 @@
 
 use core::ptr;
 
-use crate::element::Element;
 use crate::layout::{
     Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime,
     operand_flag, operand_kind, step_flag,
 };
-use crate::reduce_copy::{Isa, Operands, reduce_copy};
-use crate::reduction::Reduction;
+use crate::reduce_copy::Operands;
 use crate::target::{
     all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, store_release, thread_count,
     thread_index, timestamp,
 };
+
+/// The copy-and-reduce that steps run: that of one element type and one reduction. The interpreter knows neither.
+pub trait Kernel: Copy {
+    /// `destinations ← finish(reduce(scale(sources)))` over `bytes` bytes, by the whole team.
+    ///
+    /// # Safety
+    /// The operands keep their contract; `bytes` is a multiple of the element's size, and every address is a multiple of it
+    /// too.
+    unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize);
+}
 
 /// How far a program has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,15 +79,10 @@ enum Poll {
 /// # Safety
 /// `program` and `call` describe memory that is valid until the call is over, as the host lays it out: indices in range,
 /// connections with one producing and one consuming program each, local and window operands inside their buffers,
-/// addresses aligned to `E`. `state` is this program's own, starts as the default and is only changed here. No other team
-/// runs the same program. The processor has `isa`.
+/// addresses aligned to `kernel`'s elements. `state` is this program's own, starts as the default and is only changed here.
+/// No other team runs the same program.
 #[inline(always)]
-pub unsafe fn advance<E: Element, R: Reduction>(
-    isa: Isa,
-    program: &Program,
-    state: &mut State,
-    call: &Call,
-) -> Progress {
+pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State, call: &Call) -> Progress {
     if state.loop_index == program.loop_count {
         return Progress::Done;
     }
@@ -111,9 +114,17 @@ pub unsafe fn advance<E: Element, R: Reduction>(
     }
     let begun = if call.traces.is_null() { 0 } else { timestamp() };
     if bytes > 0 {
-        let operands = StepOperands { program, step, operands, call };
+        let operands = StepOperands {
+            addresses: program.resolved,
+            operands,
+            source_count: step.source_count,
+            destination_count: step.destination_count,
+            flags: step.flags,
+            scale: call.scale,
+            finish: call.finish,
+        };
         // SAFETY: `poll` has resolved the addresses, each valid for `bytes` bytes from there.
-        unsafe { reduce_copy::<E, R>(isa, &operands, bytes as usize) };
+        unsafe { kernel.reduce_copy(&operands, bytes as usize) };
     }
     // Every thread's loads and stores come before the counters that any thread moves below.
     barrier();
@@ -338,52 +349,63 @@ unsafe fn record(program: &Program, state: &State, call: &Call, step: u32, start
 }
 
 /// A step's operands, their addresses resolved.
-struct StepOperands<'a> {
-    program: &'a Program,
-    step: &'a Step,
-    operands: *const Operand,
-    call: &'a Call,
+#[derive(Clone, Copy, Debug)]
+pub struct StepOperands {
+    /// The address of each operand, sources first; they do not change while the operands are in use, and what they point at
+    /// keeps the contract of [`Operands`].
+    pub addresses: *const *mut u8,
+    /// The operands as the plan lists them, for their flags.
+    pub operands: *const Operand,
+    /// How many sources; at least one.
+    pub source_count: u32,
+    /// How many destinations; at least one.
+    pub destination_count: u32,
+    /// Bits of [`step_flag`].
+    pub flags: u32,
+    /// [`Call::scale`].
+    pub scale: u64,
+    /// [`Call::finish`].
+    pub finish: u64,
 }
 
-// SAFETY: `poll` wrote the addresses, and nothing changes them before the step is over; what they point at is the caller's
-// promise to `advance`.
-unsafe impl Operands for StepOperands<'_> {
+// SAFETY: as the field says.
+unsafe impl Operands for StepOperands {
     #[inline(always)]
     fn source_count(&self) -> usize {
-        self.step.source_count as usize
+        self.source_count as usize
     }
 
     #[inline(always)]
     fn destination_count(&self) -> usize {
-        self.step.destination_count as usize
+        self.destination_count as usize
     }
 
     #[inline(always)]
     fn source(&self, index: usize) -> *const u8 {
-        // SAFETY: `resolved` holds an address for each operand of the step.
-        unsafe { *self.program.resolved.add(index) }
+        // SAFETY: there is an address for each operand.
+        unsafe { *self.addresses.add(index) }
     }
 
     #[inline(always)]
     fn destination(&self, index: usize) -> *mut u8 {
         // SAFETY: as above; destinations come after the sources.
-        unsafe { *self.program.resolved.add(self.step.source_count as usize + index) }
+        unsafe { *self.addresses.add(self.source_count as usize + index) }
     }
 
     #[inline(always)]
-    fn scale(&self, index: usize) -> Option<f32> {
+    fn scale(&self, index: usize) -> Option<u64> {
         // SAFETY: the operand is in range.
         let marked = unsafe { (*self.operands.add(index)).flags } & operand_flag::SCALE != 0;
-        marked.then_some(self.call.scale)
+        marked.then_some(self.scale)
     }
 
     #[inline(always)]
-    fn finish(&self) -> Option<f32> {
-        (self.step.flags & step_flag::FINISH != 0).then_some(self.call.finish)
+    fn finish(&self) -> Option<u64> {
+        (self.flags & step_flag::FINISH != 0).then_some(self.finish)
     }
 
     #[inline(always)]
     fn backwards(&self) -> bool {
-        self.step.flags & step_flag::BACKWARDS != 0
+        self.flags & step_flag::BACKWARDS != 0
     }
 }

@@ -28,6 +28,8 @@ pub struct Fingerprint {
     pub count: u64,
     /// A digest of the plan.
     pub plan: u64,
+    /// What a scaled sum scales by, as [`Call::scale`]; otherwise zero.
+    pub scale: u64,
 }
 
 /// The first bytes of every slot.
@@ -274,10 +276,11 @@ pub struct Call {
     pub touching: *mut u32,
     /// Indexed by program; null when steps are not timed.
     pub traces: *mut Trace,
-    /// What a marked source is multiplied by (f32; see the reductions).
-    pub scale: f32,
-    /// What a marked result is multiplied by.
-    pub finish: f32,
+    /// What a marked source is multiplied by: the bits of a number, of the type that the element's arithmetic takes them in
+    /// (`Number::factor`).
+    pub scale: u64,
+    /// What a marked result is multiplied by, or divided where it is an integer: likewise.
+    pub finish: u64,
 }
 
 /// What a kernel launch receives.
@@ -316,8 +319,8 @@ pub mod reduce_copy_flag {
 const _: () = {
     use core::mem::{offset_of, size_of};
     assert!(size_of::<*const u8>() == 8);
-    assert!(size_of::<Fingerprint>() == 32);
-    assert!(size_of::<SlotHeader>() <= SLOT_HEADER_BYTES && offset_of!(SlotHeader, full) == 32);
+    assert!(size_of::<Fingerprint>() == 40);
+    assert!(size_of::<SlotHeader>() <= SLOT_HEADER_BYTES && offset_of!(SlotHeader, full) == 40);
     assert!(SLOT_HEADER_BYTES.is_multiple_of(16) && SLOT_HEADER_BYTES < LINE_BYTES);
     assert!(size_of::<Operand>() == 24 && offset_of!(Operand, offset) == 16);
     assert!(size_of::<Step>() == 48 && offset_of!(Step, first_operand) == 24);
@@ -327,6 +330,6 @@ const _: () = {
     assert!(size_of::<SendEnd>() == 64 && offset_of!(SendEnd, slot_count) == 40);
     assert!(size_of::<ReceiveEnd>() == 64 && offset_of!(ReceiveEnd, slot_count) == 32);
     assert!(size_of::<Window>() == 64 && size_of::<StepTime>() == 32 && size_of::<Trace>() == 64);
-    assert!(size_of::<Call>() == 120 && offset_of!(Call, scale) == 112 && offset_of!(Call, windows) == 56);
-    assert!(size_of::<Launch>() == 136 && offset_of!(Launch, programs) == 120);
+    assert!(size_of::<Call>() == 136 && offset_of!(Call, scale) == 120 && offset_of!(Call, windows) == 64);
+    assert!(size_of::<Launch>() == 152 && offset_of!(Launch, programs) == 136);
 };

@@ -21,8 +21,11 @@ mod unrolled;
 pub mod element;
 #[cfg(target_arch = "nvptx64")]
 mod entry;
+mod float8;
 pub mod interpreter;
 pub mod layout;
 pub mod reduce_copy;
 pub mod reduction;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod table;
 pub mod target;

@@ -15,8 +15,9 @@ use crate::element::{Element, Number};
 use crate::layout::SPECIALISED_OPERANDS;
 use crate::reduction::Reduction;
 use crate::target::{
-    GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, SPECIALISES_DESTINATIONS,
-    UNROLL, WARP_THREADS, copy, load_pack, prefetch_for_writing, store_pack, thread_count, thread_index,
+    COPIES_APART, GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN,
+    SPECIALISES_DESTINATIONS, UNROLL, WARP_THREADS, load_pack, prefetch_for_writing, store_pack, thread_count,
+    thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -35,139 +36,105 @@ pub unsafe trait Operands {
     /// The address of the destination `index`.
     fn destination(&self, index: usize) -> *mut u8;
     /// What the source `index` is multiplied by, if anything (reductions that scale only).
-    fn scale(&self, index: usize) -> Option<f32>;
+    fn scale(&self, index: usize) -> Option<u64>;
     /// What the result is multiplied by, if anything (reductions that scale only).
-    fn finish(&self) -> Option<f32>;
+    fn finish(&self) -> Option<u64>;
     /// Whether to go from the end to the start, on targets that care.
     fn backwards(&self) -> bool {
         false
     }
 }
 
-/// Instruction sets that the host's kernels are compiled for; a GPU image is compiled for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Isa {
-    /// What the target guarantees.
-    Baseline,
-    /// AVX2.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-/// `destinations ← finish(reduce(scale(sources)))` over `bytes` bytes, by the whole team.
-///
-/// # Safety
-/// The operands keep their contract; `bytes` is a multiple of the element's size, and every address is a multiple of it
-/// too; the processor has `isa`.
-#[inline(always)]
-pub unsafe fn reduce_copy<E: Element, R: Reduction>(isa: Isa, operands: &impl Operands, bytes: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        let is_move = is_plain_copy::<R>(operands) && operands.destination_count() == 1;
-        if is_move && copy(operands.source(0), operands.destination(0), bytes) {
-            return;
-        }
-        match isa {
-            // Every x86-64 of the last decade has more than the baseline: there, code size counts.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Baseline => any_shape::<E, R>(operands, bytes),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Baseline => by_shape::<E, R>(operands, bytes),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::<E, R>(operands, bytes),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::<E, R>(operands, bytes),
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn avx2<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe { by_shape::<E, R>(operands, bytes) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn avx512<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe { by_shape::<E, R>(operands, bytes) }
-}
+/// What an element type's scales and finishes are, to its arithmetic.
+type Factor<E> = <<E as Element>::Number as Number>::Factor;
 
 /// Whether the elements travel unchanged: then a NaN keeps its bits, so no arithmetic may touch them.
 #[inline(always)]
-fn is_plain_copy<R: Reduction>(operands: &impl Operands) -> bool {
-    operands.source_count() == 1 && !(R::SCALES && (operands.scale(0).is_some() || operands.finish().is_some()))
+fn is_plain_copy<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) -> bool {
+    let changed = (R::SCALES && operands.scale(0).is_some()) || (R::FINISHES && operands.finish().is_some());
+    !COPIES_APART && operands.source_count() == 1 && !changed
 }
 
 /// What the source is multiplied by. A source that is not marked counts once, which changes no number: that costs less than
 /// to ask inside the loop.
 #[inline(always)]
-fn scale_of<R: Reduction>(operands: &impl Operands, index: usize) -> f32 {
-    if R::SCALES { operands.scale(index).unwrap_or(1.0) } else { 1.0 }
+fn scale_of<E: Element, R: Reduction<E::Number>>(operands: &impl Operands, index: usize) -> Factor<E> {
+    let scale = if R::SCALES { operands.scale(index) } else { None };
+    scale.map_or(E::Number::ONE, E::Number::factor)
 }
 
 /// What the result is multiplied by, likewise.
 #[inline(always)]
-fn finish_of<R: Reduction>(operands: &impl Operands) -> f32 {
-    if R::SCALES { operands.finish().unwrap_or(1.0) } else { 1.0 }
+fn finish_of<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) -> Factor<E> {
+    let finish = if R::FINISHES { operands.finish() } else { None };
+    finish.map_or(E::Number::ONE, E::Number::factor)
 }
 
-/// Picks the loop for the number of sources and destinations.
+/// `destinations ← finish(reduce(scale(sources)))` over `bytes` bytes, by the whole team, with the instructions that the
+/// caller is compiled for: by the loop for the number of sources and destinations, where there is one: up to
+/// `LOOPS` sources and [`destinations_max`] destinations.
 ///
 /// # Safety
-/// As [`reduce_copy`].
+/// The operands keep their contract; `bytes` is a multiple of the element's size, and every address is a multiple of it
+/// too. Where [`COPIES_APART`], this is no plain copy.
 #[inline(always)]
-unsafe fn by_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
-    const { assert!(SPECIALISED_OPERANDS == 4) };
-    let any_number: Indirect<_, R> = Indirect::new(operands);
+pub(crate) unsafe fn by_shape<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(
+    operands: &impl Operands,
+    bytes: usize,
+) {
+    const { assert!(SPECIALISED_OPERANDS == 4 && LOOPS <= SPECIALISED_OPERANDS) };
+    let any_number: Indirect<_, E, R> = Indirect::new(operands);
     let range = Range::of(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
-    // SAFETY: passed on from the caller; the counts are those just matched.
+    let destination_count = operands.destination_count();
+    let source_count = if destination_count <= destinations_max(LOOPS) { operands.source_count() } else { usize::MAX };
+    // SAFETY: passed on from the caller; the counts are those just compared. (What is `const` here keeps loops that nobody
+    // could come to from being compiled.)
     unsafe {
         before_packs::<E, R, _>(&any_number, &range);
-        match (operands.source_count(), operands.destination_count()) {
-            (1, count) if has_loop::<R>(1, count) => by_destinations::<E, R, 1>(operands, &range),
-            (2, count) if has_loop::<R>(2, count) => by_destinations::<E, R, 2>(operands, &range),
-            (3, count) if has_loop::<R>(3, count) => by_destinations::<E, R, 3>(operands, &range),
-            (4, count) if has_loop::<R>(4, count) => by_destinations::<E, R, 4>(operands, &range),
-            _ => walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range),
+        if const { LOOPS >= 1 && (R::SCALES || R::FINISHES || !COPIES_APART) } && source_count == 1 {
+            by_destinations::<E, R, LOOPS, 1>(operands, &range);
+        } else if const { LOOPS >= 2 } && source_count == 2 {
+            by_destinations::<E, R, LOOPS, 2>(operands, &range);
+        } else if const { LOOPS >= 3 } && source_count == 3 {
+            by_destinations::<E, R, LOOPS, 3>(operands, &range);
+        } else if const { LOOPS >= 4 } && source_count == 4 {
+            by_destinations::<E, R, LOOPS, 4>(operands, &range);
+        } else {
+            walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range);
         }
         after_packs::<E, R, _>(&any_number, &range);
     }
 }
 
-/// Whether there is a loop for so many sources and destinations. Rings have up to two of either: those are quick for every
-/// reduction.
-#[inline(always)]
-fn has_loop<R: Reduction>(sources: usize, destinations: usize) -> bool {
-    if !SPECIALISES_DESTINATIONS || R::COMMON {
-        destinations <= SPECIALISED_OPERANDS
-    } else {
-        sources <= 2 && destinations <= 2
-    }
+/// Up to how many destinations there is a loop, where there is one for up to `loops` sources. Rings have up to two of either:
+/// those are quick for every type and reduction.
+const fn destinations_max(loops: usize) -> usize {
+    if SPECIALISES_DESTINATIONS { loops } else { SPECIALISED_OPERANDS }
 }
 
 /// Picks the loop for the number of destinations.
 ///
 /// # Safety
-/// As [`reduce_copy`]; the operands have that many sources, and [`has_loop`].
+/// As [`by_shape`]; the operands have that many sources, and no more destinations than [`destinations_max`].
 #[inline(always)]
-unsafe fn by_destinations<E: Element, R: Reduction, const SOURCES: usize>(operands: &impl Operands, range: &Range) {
-    // SAFETY: passed on from the caller; the counts are those just matched.
+unsafe fn by_destinations<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const SOURCES: usize>(
+    operands: &impl Operands,
+    range: &Range,
+) {
+    // SAFETY: passed on from the caller; the counts are those just compared.
     unsafe {
-        if !SPECIALISES_DESTINATIONS {
+        if const { !SPECIALISES_DESTINATIONS } {
             return by_weight::<E, R, SOURCES, SPECIALISED_OPERANDS, false>(operands, range);
         }
-        match operands.destination_count() {
-            1 if has_loop::<R>(SOURCES, 1) => by_weight::<E, R, SOURCES, 1, true>(operands, range),
-            2 if has_loop::<R>(SOURCES, 2) => by_weight::<E, R, SOURCES, 2, true>(operands, range),
-            3 if has_loop::<R>(SOURCES, 3) => by_weight::<E, R, SOURCES, 3, true>(operands, range),
-            4 if has_loop::<R>(SOURCES, 4) => by_weight::<E, R, SOURCES, 4, true>(operands, range),
-            _ => {}
+        let count = operands.destination_count();
+        if count == 1 {
+            by_weight::<E, R, SOURCES, 1, true>(operands, range);
+        } else if const { LOOPS >= 2 } && count == 2 {
+            by_weight::<E, R, SOURCES, 2, true>(operands, range);
+        } else if const { LOOPS >= 3 } && count == 3 {
+            by_weight::<E, R, SOURCES, 3, true>(operands, range);
+        } else if const { LOOPS >= 4 } && count == 4 {
+            by_weight::<E, R, SOURCES, 4, true>(operands, range);
         }
     }
 }
@@ -177,11 +144,17 @@ unsafe fn by_destinations<E: Element, R: Reduction, const SOURCES: usize>(operan
 /// # Safety
 /// As [`by_destinations`].
 #[inline(always)]
-unsafe fn by_weight<E: Element, R: Reduction, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool>(
+unsafe fn by_weight<
+    E: Element,
+    R: Reduction<E::Number>,
+    const SOURCES: usize,
+    const DESTINATIONS: usize,
+    const EXACT: bool,
+>(
     operands: &impl Operands,
     range: &Range,
 ) {
-    let operands = Registers::<SOURCES, DESTINATIONS, EXACT>::new::<R>(operands);
+    let operands = Registers::<E, SOURCES, DESTINATIONS, EXACT>::new::<R>(operands);
     // SAFETY: passed on from the caller.
     unsafe {
         if const {
@@ -195,33 +168,16 @@ unsafe fn by_weight<E: Element, R: Reduction, const SOURCES: usize, const DESTIN
     }
 }
 
-/// One loop for all numbers of sources and destinations.
-///
-/// # Safety
-/// As [`reduce_copy`].
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn any_shape<E: Element, R: Reduction>(operands: &impl Operands, bytes: usize) {
-    let any_number: Indirect<_, R> = Indirect::new(operands);
-    let range = Range::of(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
-    // SAFETY: passed on from the caller.
-    unsafe {
-        before_packs::<E, R, _>(&any_number, &range);
-        walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range);
-        after_packs::<E, R, _>(&any_number, &range);
-    }
-}
-
 /// How one loop gets at its operands: addresses, all at the same place of the range.
-trait Access {
+trait Access<E: Element> {
     /// The number of sources, where the loop is made for one.
     const SOURCES: Option<usize>;
     /// Calls `f` for each source: its index, its address and its scale.
-    fn each_source(&self, f: impl FnMut(usize, *const u8, f32));
+    fn each_source(&self, f: impl FnMut(usize, *const u8, Factor<E>));
     /// Calls `f` for each destination's address.
     fn each_destination(&self, f: impl FnMut(*mut u8));
     /// The finish.
-    fn finish(&self) -> f32;
+    fn finish(&self) -> Factor<E>;
     /// Whether the elements travel unchanged.
     fn is_plain_copy(&self) -> bool;
     /// Moves on by so many bytes.
@@ -232,20 +188,22 @@ trait Access {
 /// trip to trip, and reaches its packs at constant distances from them. The number of sources is a constant; that of
 /// destinations is one as well if it is exact, and a bound otherwise: then each store is behind a test, the same for all
 /// threads.
-struct Registers<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> {
-    sources: [(*const u8, f32); SOURCES],
+struct Registers<E: Element, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> {
+    sources: [(*const u8, Factor<E>); SOURCES],
     destinations: [*mut u8; DESTINATIONS],
     destination_count: usize,
-    finish: f32,
+    finish: Factor<E>,
     plain: bool,
 }
 
-impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Registers<SOURCES, DESTINATIONS, EXACT> {
+impl<E: Element, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool>
+    Registers<E, SOURCES, DESTINATIONS, EXACT>
+{
     #[inline(always)]
-    fn new<R: Reduction>(operands: &impl Operands) -> Self {
-        let mut sources = [(ptr::null(), 1.0); SOURCES];
+    fn new<R: Reduction<E::Number>>(operands: &impl Operands) -> Self {
+        let mut sources = [(ptr::null(), E::Number::ONE); SOURCES];
         for (index, source) in sources.iter_mut().enumerate() {
-            *source = (operands.source(index), scale_of::<R>(operands, index));
+            *source = (operands.source(index), scale_of::<E, R>(operands, index));
         }
         let destination_count = if EXACT { DESTINATIONS } else { operands.destination_count() };
         let mut destinations = [ptr::null_mut(); DESTINATIONS];
@@ -254,18 +212,18 @@ impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Registe
                 *destination = operands.destination(index);
             }
         }
-        let plain = SOURCES == 1 && is_plain_copy::<R>(operands);
-        Registers { sources, destinations, destination_count, finish: finish_of::<R>(operands), plain }
+        let plain = SOURCES == 1 && is_plain_copy::<E, R>(operands);
+        Registers { sources, destinations, destination_count, finish: finish_of::<E, R>(operands), plain }
     }
 }
 
-impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access
-    for Registers<SOURCES, DESTINATIONS, EXACT>
+impl<E: Element, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access<E>
+    for Registers<E, SOURCES, DESTINATIONS, EXACT>
 {
     const SOURCES: Option<usize> = Some(SOURCES);
 
     #[inline(always)]
-    fn each_source(&self, mut f: impl FnMut(usize, *const u8, f32)) {
+    fn each_source(&self, mut f: impl FnMut(usize, *const u8, Factor<E>)) {
         unrolled!(0 1 2 3, INDEX < SOURCES => {
             let (address, scale) = self.sources[INDEX];
             f(INDEX, address, scale);
@@ -282,7 +240,7 @@ impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access
     }
 
     #[inline(always)]
-    fn finish(&self) -> f32 {
+    fn finish(&self) -> Factor<E> {
         self.finish
     }
 
@@ -301,36 +259,36 @@ impl<const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access
 }
 
 /// Operands of any number, asked for as the loop goes.
-struct Indirect<'a, O, R> {
+struct Indirect<'a, O, E, R> {
     operands: &'a O,
     offset: usize,
-    reduction: PhantomData<R>,
+    kernel: PhantomData<(E, R)>,
 }
 
-impl<'a, O, R> Indirect<'a, O, R> {
+impl<'a, O, E, R> Indirect<'a, O, E, R> {
     #[inline(always)]
     fn new(operands: &'a O) -> Self {
-        Indirect { operands, offset: 0, reduction: PhantomData }
+        Indirect { operands, offset: 0, kernel: PhantomData }
     }
 }
 
-impl<O, R> Clone for Indirect<'_, O, R> {
+impl<O, E, R> Clone for Indirect<'_, O, E, R> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<O, R> Copy for Indirect<'_, O, R> {}
+impl<O, E, R> Copy for Indirect<'_, O, E, R> {}
 
-impl<O: Operands, R: Reduction> Access for Indirect<'_, O, R> {
+impl<O: Operands, E: Element, R: Reduction<E::Number>> Access<E> for Indirect<'_, O, E, R> {
     const SOURCES: Option<usize> = None;
 
     #[inline(always)]
-    fn each_source(&self, mut f: impl FnMut(usize, *const u8, f32)) {
+    fn each_source(&self, mut f: impl FnMut(usize, *const u8, Factor<E>)) {
         for index in 0..self.operands.source_count() {
             let address = self.operands.source(index).wrapping_add(self.offset);
-            f(index, address, scale_of::<R>(self.operands, index));
+            f(index, address, scale_of::<E, R>(self.operands, index));
         }
     }
 
@@ -342,13 +300,13 @@ impl<O: Operands, R: Reduction> Access for Indirect<'_, O, R> {
     }
 
     #[inline(always)]
-    fn finish(&self) -> f32 {
-        finish_of::<R>(self.operands)
+    fn finish(&self) -> Factor<E> {
+        finish_of::<E, R>(self.operands)
     }
 
     #[inline(always)]
     fn is_plain_copy(&self) -> bool {
-        is_plain_copy::<R>(self.operands)
+        is_plain_copy::<E, R>(self.operands)
     }
 
     #[inline(always)]
@@ -374,7 +332,7 @@ impl Range {
     /// not agree on where that is, everything is handled element by element; where they only had better be, a short range is
     /// not worth the single elements in front.
     #[inline(always)]
-    fn of(operands: &impl Access, bytes: usize, backwards: bool) -> Range {
+    fn of<E: Element>(operands: &impl Access<E>, bytes: usize, backwards: bool) -> Range {
         const SHORT_BYTES: usize = 8 * PACK_BYTES;
         let packs_from = |head_bytes: usize| Range {
             head_bytes,
@@ -411,9 +369,9 @@ const SPACING_BYTES: usize = WARP_THREADS * PACK_BYTES;
 /// Handles the packs of the range: tiles of them, then those that are left.
 ///
 /// # Safety
-/// As [`reduce_copy`].
+/// As [`by_shape`].
 #[inline(always)]
-unsafe fn walk<E: Element, R: Reduction, A: Access, const COUNT: usize>(mut operands: A, range: &Range) {
+unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: usize>(mut operands: A, range: &Range) {
     let tile_bytes = COUNT * SPACING_BYTES;
     let (thread, threads) = (thread_index(), thread_count());
     let (warp, warps) = (thread / WARP_THREADS, threads / WARP_THREADS);
@@ -457,49 +415,51 @@ unsafe fn walk<E: Element, R: Reduction, A: Access, const COUNT: usize>(mut oper
 /// now, since that takes as long as copying some kilobytes.
 ///
 /// # Safety
-/// As [`reduce_copy`].
+/// As [`by_shape`].
 #[inline(always)]
-unsafe fn before_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
+unsafe fn before_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, range: &Range) {
     if PACKS_MUST_ALIGN {
         // SAFETY: passed on from the caller.
-        return unsafe { edges::<E, R, A>(operands, range) };
+        return unsafe { elements::<E, R, A>(operands, range) };
     }
     if range.packs_bytes > 0 {
         operands.each_destination(|address| prefetch_for_writing(address.wrapping_add(range.bytes - 1)));
     }
     // SAFETY: passed on from the caller.
-    unsafe { edges::<E, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
+    unsafe { elements::<E, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
 }
 
 /// Handles the elements that [`before_packs`] left.
 ///
 /// # Safety
-/// As [`reduce_copy`].
+/// As [`by_shape`].
 #[inline(always)]
-unsafe fn after_packs<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
-    if !PACKS_MUST_ALIGN {
-        let range = Range { head_bytes: 0, packs_bytes: range.packs_bytes + range.head_bytes, ..*range };
-        // SAFETY: passed on from the caller.
-        unsafe { edges::<E, R, A>(operands, &range) };
+unsafe fn after_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, range: &Range) {
+    if const { !PACKS_MUST_ALIGN } {
+        let done_bytes = range.head_bytes + range.packs_bytes;
+        let tail_bytes = range.bytes - done_bytes;
+        let padded_bytes = if tail_bytes >= PADDED_TAIL_BYTES_MIN { tail_bytes } else { 0 };
+        let rest = Range { head_bytes: 0, packs_bytes: done_bytes + padded_bytes, ..*range };
+        // SAFETY: the tail lies inside the operands, and is shorter than a pack; the rest is passed on from the caller.
+        unsafe {
+            if padded_bytes > 0 {
+                padded_pack::<E, R, A>(operands, done_bytes, padded_bytes);
+            }
+            elements::<E, R, A>(operands, &rest);
+        }
     }
 }
 
-/// Handles the elements of the range that lie before and behind its packs.
+/// Handles the elements of the range that lie before and behind its packs, one by one. On the host no instruction set is any
+/// better at it, so there is one function for all.
 ///
 /// # Safety
-/// As [`reduce_copy`].
-#[inline(always)]
-unsafe fn edges<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range) {
-    let tail_bytes = range.bytes - range.head_bytes - range.packs_bytes;
-    // Said in two steps, the first of which the compiler knows: where no tail is padded, no code for it is left.
-    let pads = PADDED_TAIL_BYTES_MIN < usize::MAX;
-    let padded_bytes = if pads && tail_bytes >= PADDED_TAIL_BYTES_MIN { tail_bytes } else { 0 };
-    if padded_bytes > 0 {
-        // SAFETY: the tail lies inside the operands, and is shorter than a pack.
-        unsafe { padded_pack::<E, R, A>(operands, range.bytes - tail_bytes, tail_bytes) };
-    }
+/// As [`by_shape`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+unsafe fn elements<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, range: &Range) {
     let mut place = thread_index() * E::BYTES;
-    while place < range.bytes - range.packs_bytes - padded_bytes {
+    while place < range.bytes - range.packs_bytes {
         let offset = if place < range.head_bytes { place } else { place + range.packs_bytes };
         // SAFETY: the offset lies inside the range, at a multiple of the element's size, and each element is handled by
         // exactly one thread.
@@ -513,7 +473,7 @@ unsafe fn edges<E: Element, R: Reduction, A: Access>(operands: &A, range: &Range
 /// # Safety
 /// The packs lie inside the operands, aligned to [`PACK_ALIGNMENT`] where they must be.
 #[inline(always)]
-unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(operands: &A) {
+unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: usize>(operands: &A) {
     const { assert!(COUNT <= 8) };
     if operands.is_plain_copy() {
         operands.each_source(|_, address, _| {
@@ -571,7 +531,7 @@ unsafe fn packs<E: Element, R: Reduction, A: Access, const COUNT: usize>(operand
 /// # Safety
 /// The bytes lie inside the operands.
 #[inline(always)]
-unsafe fn padded_pack<E: Element, R: Reduction, A: Access>(operands: &A, offset: usize, bytes: usize) {
+unsafe fn padded_pack<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, offset: usize, bytes: usize) {
     let mut padded = [0_u8; PACK_BYTES];
     let mut sum = MaybeUninit::<E::Wide>::uninit();
     let plain = operands.is_plain_copy();
@@ -599,11 +559,11 @@ unsafe fn padded_pack<E: Element, R: Reduction, A: Access>(operands: &A, offset:
 /// # Safety
 /// `sum` is initialised unless this is the first source.
 #[inline(always)]
-unsafe fn accumulate<E: Element, R: Reduction>(
+unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
     sum: &mut MaybeUninit<E::Wide>,
     index: usize,
     pack: E::Pack,
-    scale: f32,
+    scale: Factor<E>,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
@@ -622,8 +582,8 @@ unsafe fn accumulate<E: Element, R: Reduction>(
 
 /// The pack that a sum ends as.
 #[inline(always)]
-fn finish<E: Element, R: Reduction>(sum: &mut E::Wide, factor: f32) -> E::Pack {
-    if R::SCALES {
+fn finish<E: Element, R: Reduction<E::Number>>(sum: &mut E::Wide, factor: Factor<E>) -> E::Pack {
+    if R::FINISHES {
         E::map(sum, |number| E::finished(number, factor));
     }
     E::narrow_pack(sum)
@@ -634,7 +594,7 @@ fn finish<E: Element, R: Reduction>(sum: &mut E::Wide, factor: f32) -> E::Pack {
 /// # Safety
 /// The element lies inside the operands.
 #[inline(always)]
-unsafe fn element<E: Element, R: Reduction, A: Access>(operands: &A, offset: usize) {
+unsafe fn element<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, offset: usize) {
     // Zeroed for the reason that `packs` gives.
     let (mut copied, mut sum) = (MaybeUninit::<E::Bits>::zeroed(), MaybeUninit::<E::Number>::zeroed());
     operands.each_source(|index, address, scale| {
@@ -652,7 +612,7 @@ unsafe fn element<E: Element, R: Reduction, A: Access>(operands: &A, offset: usi
             copied.assume_init()
         } else {
             let sum = sum.assume_init();
-            E::narrow(if R::SCALES { E::finished(sum, operands.finish()) } else { sum })
+            E::narrow(if R::FINISHES { E::finished(sum, operands.finish()) } else { sum })
         }
     };
     // SAFETY: the element lies inside the destination.

@@ -2,34 +2,33 @@
 //!
 //! A new reduction is one `impl` here and one row in the kernel table.
 
-use crate::element::Number;
+use crate::element::{Integer, Number};
 
-/// A reduction.
-pub trait Reduction: Copy + 'static {
-    /// Whether marked sources are scaled and marked results finished; without it the marks mean nothing.
+/// A reduction of numbers of one type.
+pub trait Reduction<N: Number>: Copy + 'static {
+    /// Whether marked sources are scaled; without it their marks mean nothing.
     const SCALES: bool;
+    /// Whether marked results are finished; without it their marks mean nothing.
+    const FINISHES: bool;
     /// Whether two numbers, neither of them scaled, become their sum.
     const ADDS: bool = false;
-    /// Whether it is what gradients are reduced by: then a GPU has a hot loop for each number of sources and of destinations.
-    /// All of them for every reduction would take its compilers many minutes.
-    const COMMON: bool = false;
     /// The reduction of two numbers.
-    fn combine<N: Number>(left: N, right: N) -> N;
+    fn combine(left: N, right: N) -> N;
 }
 
 macro_rules! reduction {
-    ($(#[$doc:meta])* $name:ident, scales $scales:literal, $combine:ident $(, adds $adds:literal)? $(, common $common:literal)?) => {
+    ($(#[$doc:meta])* $name:ident, $number:ident, scales $scales:expr, finishes $finishes:literal, $combine:ident $(, adds $adds:literal)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
 
-        impl Reduction for $name {
+        impl<N: $number> Reduction<N> for $name {
             const SCALES: bool = $scales;
+            const FINISHES: bool = $finishes;
             $(const ADDS: bool = $adds;)?
-            $(const COMMON: bool = $common;)?
 
             #[inline(always)]
-            fn combine<N: Number>(left: N, right: N) -> N {
+            fn combine(left: N, right: N) -> N {
                 left.$combine(right)
             }
         }
@@ -39,34 +38,74 @@ macro_rules! reduction {
 reduction!(
     /// The sum.
     Sum,
+    Number,
     scales false,
+    finishes false,
     add,
-    adds true,
-    common true
+    adds true
 );
 reduction!(
     /// The product.
     Prod,
+    Number,
     scales false,
+    finishes false,
     multiply
 );
 reduction!(
     /// The minimum; a NaN if there is one.
     Min,
+    Number,
     scales false,
+    finishes false,
     minimum
 );
 reduction!(
     /// The maximum; a NaN if there is one.
     Max,
+    Number,
     scales false,
+    finishes false,
     maximum
 );
 reduction!(
-    /// The average: a sum of sources scaled by 2^−k, k = ⌈log2 N⌉, finished by 2^k / N, so that an average that can be
-    /// represented never overflows on the way.
+    /// The average. Of floats: a sum of sources scaled by 2^−k, k = ⌈log2 N⌉, finished by 2^k / N, so that an average that
+    /// can be represented never overflows on the way. Of integers: the sum, divided by N at the end.
     Avg,
+    Number,
+    scales N::SCALES_AVERAGES,
+    finishes true,
+    add
+);
+reduction!(
+    /// The sum of sources that the caller has scaled.
+    ScaledSum,
+    Number,
     scales true,
-    add,
-    common true
+    finishes false,
+    add
+);
+reduction!(
+    /// The bits that all have.
+    Band,
+    Integer,
+    scales false,
+    finishes false,
+    and
+);
+reduction!(
+    /// The bits that any has.
+    Bor,
+    Integer,
+    scales false,
+    finishes false,
+    or
+);
+reduction!(
+    /// The bits that an odd number of them has.
+    Bxor,
+    Integer,
+    scales false,
+    finishes false,
+    exclusive_or
 );

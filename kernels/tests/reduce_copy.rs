@@ -2,8 +2,10 @@
 //! and instruction set, against one element at a time.
 
 use tutti_kernels::element::{Bf16, Element, F16, F32};
-use tutti_kernels::reduce_copy::{Isa, Operands, reduce_copy};
+use tutti_kernels::interpreter::{Kernel, StepOperands};
+use tutti_kernels::layout::{Operand, operand_flag, operand_kind, step_flag};
 use tutti_kernels::reduction::{Avg, Max, Min, Prod, Reduction, Sum};
+use tutti_kernels::table::{Isa, row};
 use tutti_kernels::target::PACK_BYTES;
 
 /// Bytes around every destination that must stay as they are.
@@ -11,41 +13,39 @@ const GUARD_BYTES: usize = 64;
 
 /// The operands of one copy-and-reduce, as a plan would give them.
 struct Case {
+    /// Addresses, and the scale of those that have one: the same for all.
     sources: Vec<(*const u8, Option<f32>)>,
     destinations: Vec<*mut u8>,
     finish: Option<f32>,
     backwards: bool,
 }
 
-// SAFETY: the tests point them at buffers that outlive the call, and keep destinations apart.
-unsafe impl Operands for Case {
-    fn source_count(&self) -> usize {
-        self.sources.len()
-    }
-
-    fn destination_count(&self) -> usize {
-        self.destinations.len()
-    }
-
-    fn source(&self, index: usize) -> *const u8 {
-        self.sources[index].0
-    }
-
-    fn destination(&self, index: usize) -> *mut u8 {
-        self.destinations[index]
-    }
-
-    fn scale(&self, index: usize) -> Option<f32> {
-        self.sources[index].1
-    }
-
-    fn finish(&self) -> Option<f32> {
-        self.finish
-    }
-
-    fn backwards(&self) -> bool {
-        self.backwards
-    }
+/// Runs the row of the table for `E` and `R`.
+///
+/// # Safety
+/// The buffers are `bytes` long, aligned to the element, and apart, but for a destination that is a source; the machine has
+/// `isa`.
+unsafe fn reduce_copy<E: Bits, R: Plain>(isa: Isa, case: &Case, bytes: usize) {
+    let sources = case.sources.iter().map(|(address, _)| address.cast_mut());
+    let addresses: Vec<*mut u8> = sources.chain(case.destinations.iter().copied()).collect();
+    let flags = |scale: &Option<f32>| if scale.is_some() { operand_flag::SCALE } else { 0 };
+    let operands: Vec<Operand> = case
+        .sources
+        .iter()
+        .map(|(_, scale)| Operand { kind: operand_kind::LOCAL, flags: flags(scale), index: 0, buffer: 0, offset: 0 })
+        .collect();
+    let operands = StepOperands {
+        addresses: addresses.as_ptr(),
+        operands: operands.as_ptr(),
+        source_count: case.sources.len() as u32,
+        destination_count: case.destinations.len() as u32,
+        scale: case.sources.iter().find_map(|(_, scale)| *scale).unwrap_or(1.0).to_bits().into(),
+        flags: if case.finish.is_some() { step_flag::FINISH } else { 0 }
+            | if case.backwards { step_flag::BACKWARDS } else { 0 },
+        finish: case.finish.map_or(0, |finish| finish.to_bits().into()),
+    };
+    // SAFETY: passed on from the caller.
+    unsafe { row(E::INDEX, R::INDEX, isa).expect("the table has the row").reduce_copy(&operands, bytes) }
 }
 
 /// The instruction sets that this machine has, the plainest first.
@@ -70,6 +70,8 @@ fn isas() -> Vec<Isa> {
 
 /// One element's bits, in the low bits of a word.
 trait Bits: Element {
+    /// Its place in the table.
+    const INDEX: usize;
     fn read(bytes: &[u8]) -> u32;
     fn write(bits: u32) -> Vec<u8>;
     fn number(bits: u32) -> f32;
@@ -77,6 +79,8 @@ trait Bits: Element {
 }
 
 impl Bits for F32 {
+    const INDEX: usize = 0;
+
     fn read(bytes: &[u8]) -> u32 {
         u32::from_ne_bytes(bytes.try_into().unwrap())
     }
@@ -95,8 +99,10 @@ impl Bits for F32 {
 }
 
 macro_rules! sixteen_bits {
-    ($element:ty, $half:ty) => {
+    ($element:ty, $index:literal, $half:ty) => {
         impl Bits for $element {
+            const INDEX: usize = $index;
+
             fn read(bytes: &[u8]) -> u32 {
                 u32::from(u16::from_ne_bytes(bytes.try_into().unwrap()))
             }
@@ -115,33 +121,43 @@ macro_rules! sixteen_bits {
         }
     };
 }
-sixteen_bits!(F16, half::f16);
-sixteen_bits!(Bf16, half::bf16);
+sixteen_bits!(F16, 2, half::f16);
+sixteen_bits!(Bf16, 3, half::bf16);
 
 /// What a reduction does to two numbers, spelled out.
-trait Plain: Reduction {
+trait Plain: Reduction<f32> {
+    /// Its place in the table.
+    const INDEX: usize;
     fn plain(left: f32, right: f32) -> f32;
 }
 
 impl Plain for Sum {
+    const INDEX: usize = 0;
+
     fn plain(left: f32, right: f32) -> f32 {
         left + right
     }
 }
 
 impl Plain for Avg {
+    const INDEX: usize = 4;
+
     fn plain(left: f32, right: f32) -> f32 {
         left + right
     }
 }
 
 impl Plain for Prod {
+    const INDEX: usize = 1;
+
     fn plain(left: f32, right: f32) -> f32 {
         left * right
     }
 }
 
 impl Plain for Min {
+    const INDEX: usize = 2;
+
     fn plain(left: f32, right: f32) -> f32 {
         if left.is_nan() || right.is_nan() {
             f32::NAN
@@ -154,6 +170,8 @@ impl Plain for Min {
 }
 
 impl Plain for Max {
+    const INDEX: usize = 3;
+
     fn plain(left: f32, right: f32) -> f32 {
         if left.is_nan() || right.is_nan() {
             f32::NAN

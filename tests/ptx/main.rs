@@ -17,6 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use tutti::DType;
 use tutti::ptx::{self, Image};
 
 /// The images, or a line that says why there are none; then the test has nothing to look at.
@@ -85,12 +86,12 @@ fn every_element_type_has_an_image_for_every_architecture() {
         return;
     }
     let names: Vec<String> = images.iter().map(Image::file_name).collect();
-    for dtype in ["f32", "f16", "bf16"] {
+    for dtype in DType::ALL {
         for architecture in ["sm_70", "sm_80", "sm_90", "sm_100"] {
             assert!(names.contains(&format!("tutti_{dtype}.{architecture}.ptx")), "{dtype} {architecture}: {names:?}");
         }
     }
-    assert_eq!(names.len(), 12);
+    assert_eq!(names.len(), 4 * DType::ALL.len());
 }
 
 #[test]
@@ -178,8 +179,8 @@ fn each_kernel_moves_its_data_in_16_byte_accesses() {
             let name = entry.split('(').next().unwrap_or_default();
             let (loads, stores) =
                 (entry.matches("ld.global.v4.b32").count(), entry.matches("st.global.v4.b32").count());
-            // At least a tile of four packs for each of four sources, and to each of four destinations.
-            assert!(loads >= 16 && stores >= 16, "{} {name}: {loads} loads, {stores} stores", image.file_name());
+            // At least a tile of four packs for each of two sources, and to each of four destinations.
+            assert!(loads >= 8 && stores >= 16, "{} {name}: {loads} loads, {stores} stores", image.file_name());
         }
     }
 }

@@ -1,21 +1,12 @@
-//! From an element type and a reduction to the interpreter that was compiled for them.
+//! From an element type and a reduction to the kernel that was compiled for them.
 
-use tutti_kernels::interpreter::{Progress, State, advance};
-use tutti_kernels::layout::{Call, Program};
-use tutti_kernels::reduce_copy::Isa;
-use tutti_kernels::{element, reduction};
+use tutti_kernels::table::{self, Row};
 
+use super::isa::isa;
 use crate::dtype::{DType, Reduction};
 
-include!(concat!(env!("OUT_DIR"), "/dispatch.rs"));
-
-/// The interpreter for one element type and one reduction.
-///
-/// # Safety
-/// As [`advance`].
-pub(crate) type Advance = unsafe fn(Isa, &Program, &mut State, &Call) -> Progress;
-
-/// The interpreter for `dtype` and `reduction`.
-pub(crate) fn advance_for(dtype: DType, reduction: Reduction) -> Advance {
-    dispatch!(dtype, reduction, advance)
+/// The kernel for `dtype` and `reduction`, with the best instructions that this processor has; none if the table has none.
+pub(crate) fn kernel_for(dtype: DType, reduction: Reduction) -> Option<Row> {
+    // SAFETY: the processor was asked for its instruction sets.
+    unsafe { table::row(dtype as usize, reduction as usize, isa()) }
 }

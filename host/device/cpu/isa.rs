@@ -2,10 +2,10 @@
 
 use std::sync::OnceLock;
 
-use tutti_kernels::reduce_copy::Isa;
+use tutti_kernels::table::Isa;
 
 /// The best that this processor has, asked for once.
-pub(crate) fn isa() -> Isa {
+pub(super) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
         #[cfg(target_arch = "x86_64")]

@@ -7,7 +7,6 @@ mod isa;
 mod wait;
 
 pub(crate) use bind::{BoundPlan, Ends};
-pub(crate) use dispatch::{Advance, advance_for};
+pub(crate) use dispatch::kernel_for;
 pub(crate) use float_mode::FloatMode;
-pub(crate) use isa::isa;
 pub(crate) use wait::Waiter;

@@ -3,6 +3,8 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+pub use crate::float8::{narrow_f8e4m3, narrow_f8e5m2, widen_f8e4m3, widen_f8e5m2};
+
 /// Bytes that one thread handles at once: long enough that the compiler makes a vector loop of it, of whatever width.
 pub const PACK_BYTES: usize = 256;
 
@@ -15,6 +17,9 @@ pub const PACKS_MUST_ALIGN: bool = false;
 /// A tail of at least so many bytes is handled as a pack that is filled up with zeros: a pack is long, and going through
 /// its elements one by one is slow.
 pub const PADDED_TAIL_BYTES_MIN: usize = 64;
+
+/// Whether plain copies are made elsewhere (`table::Row`), so that the loops of no element type need to know how.
+pub const COPIES_APART: bool = true;
 
 /// Packs that one thread handles per trip of the hot loop.
 pub const UNROLL: usize = 1;
@@ -171,45 +176,39 @@ pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P
     unsafe { ptr::write_unaligned(address.add(OFFSET).cast(), pack) }
 }
 
-/// Copies bytes with the whole team, or answers false where it has no better way than the general loop; the two ranges are
-/// the same or do not overlap.
-///
-/// # Safety
-/// `source` is valid for reading and `destination` for writing `bytes` bytes.
-#[inline(always)]
-pub unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize) -> bool {
-    if !ptr::eq(source, destination) {
-        // SAFETY: passed on from the caller; ranges that are not the same do not overlap.
-        unsafe { ptr::copy_nonoverlapping(source, destination, bytes) };
-    }
-    true
+/// A float's minimum and maximum.
+macro_rules! order {
+    ($float:ident, $signed:ident, $unsigned:ident, $key:ident, $nan_or:ident, $minimum:ident, $maximum:ident) => {
+        /// A float's bits as an integer that orders as the float does, −0 below +0; NaNs lie outside both infinities.
+        #[inline(always)]
+        fn $key(value: $float) -> $signed {
+            let bits = value.to_bits() as $signed;
+            bits ^ (((bits >> ($signed::BITS - 1)) as $unsigned) >> 1) as $signed
+        }
+
+        /// `chosen` unless one of the operands is a NaN: then that one.
+        #[inline(always)]
+        fn $nan_or(left: $float, right: $float, chosen: $float) -> $float {
+            let chosen = if right.is_nan() { right } else { chosen };
+            if left.is_nan() { left } else { chosen }
+        }
+
+        /// The lesser; a NaN if either is one; −0 is less than +0.
+        #[inline(always)]
+        pub fn $minimum(left: $float, right: $float) -> $float {
+            $nan_or(left, right, if $key(left) < $key(right) { left } else { right })
+        }
+
+        /// The greater; a NaN if either is one; −0 is less than +0.
+        #[inline(always)]
+        pub fn $maximum(left: $float, right: $float) -> $float {
+            $nan_or(left, right, if $key(left) > $key(right) { left } else { right })
+        }
+    };
 }
 
-/// A float's bits as an integer that orders as the float does, −0 below +0; NaNs lie outside both infinities.
-#[inline(always)]
-fn order_key(value: f32) -> i32 {
-    let bits = value.to_bits() as i32;
-    bits ^ (((bits >> 31) as u32) >> 1) as i32
-}
-
-/// `chosen` unless one of the operands is a NaN: then that one.
-#[inline(always)]
-fn nan_or(left: f32, right: f32, chosen: f32) -> f32 {
-    let chosen = if right.is_nan() { right } else { chosen };
-    if left.is_nan() { left } else { chosen }
-}
-
-/// The lesser; a NaN if either is one; −0 is less than +0.
-#[inline(always)]
-pub fn minimum(left: f32, right: f32) -> f32 {
-    nan_or(left, right, if order_key(left) < order_key(right) { left } else { right })
-}
-
-/// The greater; a NaN if either is one; −0 is less than +0.
-#[inline(always)]
-pub fn maximum(left: f32, right: f32) -> f32 {
-    nan_or(left, right, if order_key(left) > order_key(right) { left } else { right })
-}
+order!(f32, i32, u32, order_key, nan_or, minimum, maximum);
+order!(f64, i64, u64, order_key_f64, nan_or_f64, minimum_f64, maximum_f64);
 
 /// Whether packs of f16 are added by [`add_f16_packs`]: they are widened, added and narrowed.
 pub const ADDS_F16_PACKS: bool = false;

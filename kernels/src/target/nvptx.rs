@@ -29,6 +29,9 @@ pub const PACKS_MUST_ALIGN: bool = true;
 /// the team's threads share out the elements.
 pub const PADDED_TAIL_BYTES_MIN: usize = usize::MAX;
 
+/// Whether plain copies are made elsewhere: here they are part of the loops.
+pub const COPIES_APART: bool = false;
+
 /// Packs of each source that one thread has in flight per trip of the hot loop.
 pub const UNROLL: usize = 8;
 
@@ -48,6 +51,10 @@ unsafe extern "C" {
     fn minimum_f32(left: f32, right: f32) -> f32;
     #[link_name = "llvm.maximum.f32"]
     fn maximum_f32(left: f32, right: f32) -> f32;
+    #[link_name = "llvm.minimum.f64"]
+    fn llvm_minimum_f64(left: f64, right: f64) -> f64;
+    #[link_name = "llvm.maximum.f64"]
+    fn llvm_maximum_f64(left: f64, right: f64) -> f64;
     #[link_name = "llvm.nvvm.barrier0.or"]
     fn barrier0_or(vote: i32) -> i32;
     #[link_name = "llvm.nvvm.barrier0.and"]
@@ -292,15 +299,6 @@ pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P
 #[inline(always)]
 pub fn prefetch_for_writing(_address: *mut u8) {}
 
-/// Copies bytes with the whole team, or answers false where it has no better way than the general loop: here always.
-///
-/// # Safety
-/// None here; on the host the ranges must be valid.
-#[inline(always)]
-pub unsafe fn copy(_source: *const u8, _destination: *mut u8, _bytes: usize) -> bool {
-    false
-}
-
 /// The lesser; a NaN if either is one; −0 is less than +0. One instruction from sm_80 on (`min.NaN.f32`).
 #[inline(always)]
 pub fn minimum(left: f32, right: f32) -> f32 {
@@ -370,6 +368,20 @@ pub fn add_bf16_packs<P: Copy>(left: P, _right: P) -> P {
     left
 }
 
+/// The lesser; a NaN if either is one; −0 is less than +0.
+#[inline(always)]
+pub fn minimum_f64(left: f64, right: f64) -> f64 {
+    // SAFETY: arithmetic.
+    unsafe { llvm_minimum_f64(left, right) }
+}
+
+/// The greater; a NaN if either is one; −0 is less than +0.
+#[inline(always)]
+pub fn maximum_f64(left: f64, right: f64) -> f64 {
+    // SAFETY: arithmetic.
+    unsafe { llvm_maximum_f64(left, right) }
+}
+
 /// f16 to f32, exactly, subnormals included; a NaN stays one.
 #[inline(always)]
 pub fn widen_f16(bits: u16) -> f32 {
@@ -402,4 +414,50 @@ pub fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     (if value.is_nan() { 0x7fff } else { rounded }) as u16
+}
+
+#[cfg(not(target_feature = "sm_90"))]
+pub use crate::float8::{narrow_f8e4m3, narrow_f8e5m2, widen_f8e4m3, widen_f8e5m2};
+
+#[cfg(target_feature = "sm_90")]
+pub use float8_instructions::{narrow_f8e4m3, narrow_f8e5m2, widen_f8e4m3, widen_f8e5m2};
+
+/// The instructions that convert 8-bit floats, two at a time, of which one is used. sm_89 has them too, but runs the image of
+/// sm_80.
+#[cfg(target_feature = "sm_90")]
+mod float8_instructions {
+    use core::arch::asm;
+
+    macro_rules! conversions {
+        ($widen:ident, $narrow:ident, $format:literal) => {
+            /// To f32, by way of f16, which holds every number of the format; a NaN stays one.
+            #[inline(always)]
+            pub fn $widen(bits: u8) -> f32 {
+                let pair: u32;
+                // SAFETY: arithmetic.
+                unsafe {
+                    asm!(concat!("cvt.rn.f16x2.", $format, "x2 {pair}, {bits};"),
+                         pair = out(reg32) pair, bits = in(reg16) u16::from(bits),
+                         options(pure, nomem, nostack, preserves_flags));
+                }
+                f16::from_bits(pair as u16) as f32
+            }
+
+            /// From f32, to nearest even among the finite numbers; a NaN stays one.
+            #[inline(always)]
+            pub fn $narrow(value: f32) -> u8 {
+                let pair: u16;
+                // SAFETY: arithmetic.
+                unsafe {
+                    asm!(concat!("cvt.rn.satfinite.", $format, "x2.f32 {pair}, {zero}, {value};"),
+                         pair = out(reg16) pair, zero = in(reg32) 0.0_f32, value = in(reg32) value,
+                         options(pure, nomem, nostack, preserves_flags));
+                }
+                pair as u8
+            }
+        };
+    }
+
+    conversions!(widen_f8e4m3, narrow_f8e4m3, "e4m3");
+    conversions!(widen_f8e5m2, narrow_f8e5m2, "e5m2");
 }
