@@ -3,7 +3,7 @@
 use tutti::{Algorithm, Collective, Communicator, DType, Group, Rank, Reduction};
 
 use super::buffers::Guarded;
-use super::number::{Number, for_dtype};
+use super::number::{Format, Number};
 use super::oracle::{in_rank_order, reduced};
 use super::ranks::{each_on_a_thread, mix};
 
@@ -67,26 +67,47 @@ impl Case {
         }
     }
 
+    /// What a scaled sum scales by: of whole numbers by one, of floats for exact values by a power of two.
+    pub(crate) fn scale(&self) -> f64 {
+        match (self.dtype.is_integer(), self.values) {
+            (true, _) if self.dtype.is_signed() => [3.0, -2.0, 1.0][self.salt as usize % 3],
+            (true, _) => [3.0, 2.0, 1.0][self.salt as usize % 3],
+            (false, Values::Exact) => [0.5, -1.0, 0.25][self.salt as usize % 3],
+            (false, Values::Rough) => [0.75, -0.375, 1.0][self.salt as usize % 3],
+        }
+    }
+
     /// Rank `rank`'s element `index`, before the call.
-    fn input<T: Number>(&self, rank: usize, index: usize) -> T {
+    fn input(&self, format: &'static Format, rank: usize, index: usize) -> Number {
         let random = mix(mix(self.salt ^ (rank as u64) << 40) ^ index as u64);
         let sign = if random >> 63 == 1 { -1.0 } else { 1.0 };
+        if format.dtype.is_integer() {
+            return match self.values {
+                Values::Exact => format.wrapped((random % 29) as i128 - 14),
+                Values::Rough => format.from_bits(random),
+            };
+        }
         let product = self.collective.reduces() && self.reduction == Reduction::Prod;
-        T::exact(match self.values {
+        // The range of 8-bit floats has room for the factors of a few ranks.
+        let is_one = product && format.precision <= 4 && rank >= 4;
+        format.exact(match self.values {
+            _ if is_one => sign,
             Values::Exact if product => sign * 2.0_f64.powi((random % 3) as i32 - 1),
-            Values::Exact => (random % 29) as f64 - 14.0,
+            Values::Exact => format.nearest((random % 29) as f64 - 14.0).value(),
             Values::Rough => {
-                let fraction = (random & ((1 << (T::PRECISION - 1)) - 1)) as f64 / 2.0_f64.powi(T::PRECISION - 1);
-                let binade = if product { -((random >> 40 & 1) as i32) } else { (random >> 40) as i32 % 7 - 3 };
+                let fraction =
+                    (random & ((1 << (format.precision - 1)) - 1)) as f64 / 2.0_f64.powi(format.precision - 1);
+                let binade = if product { -((random >> 55 & 1) as i32) } else { (random >> 55) as i32 % 7 - 3 };
                 sign * (1.0 + fraction) * 2.0_f64.powi(binade)
             }
         })
     }
 
     /// All ranks' inputs.
-    pub(crate) fn inputs<T: Number>(&self, rank_count: usize) -> Vec<Vec<T>> {
+    pub(crate) fn inputs(&self, rank_count: usize) -> Vec<Vec<Number>> {
+        let format = Format::of(self.dtype);
         let count = self.input_count(rank_count);
-        (0..rank_count).map(|rank| (0..count).map(|index| self.input(rank, index)).collect()).collect()
+        (0..rank_count).map(|rank| (0..count).map(|index| self.input(format, rank, index)).collect()).collect()
     }
 }
 
@@ -98,34 +119,41 @@ macro_rules! make {
         if let Some(algorithm) = $case.algorithm {
             call = call.algorithm(algorithm);
         }
-        let output = $buffers.output.slice_mut();
-        match (&$buffers.input, $case.collective) {
-            (None, Collective::AllReduce) => call.all_reduce_in_place(output, reduction),
-            (None, Collective::ReduceScatter) => call.reduce_scatter_in_place(output, reduction),
-            (None, Collective::AllGather) => call.all_gather_in_place(output),
-            (None, Collective::Broadcast { .. }) => call.broadcast_in_place(output, root),
-            (None, Collective::Reduce { .. }) => call.reduce_in_place(output, reduction, root),
-            (Some(input), Collective::AllReduce) => call.all_reduce(input.slice(), output, reduction),
-            (Some(input), Collective::ReduceScatter) => call.reduce_scatter(input.slice(), output, reduction),
-            (Some(input), Collective::AllGather) => call.all_gather(input.slice(), output),
-            (Some(input), Collective::Broadcast { .. }) => call.broadcast(input.slice(), output, root),
-            (Some(input), Collective::Reduce { .. }) => call.reduce(input.slice(), output, reduction, root),
-            (_, Collective::Barrier) => call.barrier(),
+        if $case.collective.reduces() && reduction == Reduction::ScaledSum {
+            // An integer takes a whole float as well as an integer.
+            call = call.scale($case.scale());
         }
+        tutti::with_element!($case.dtype, T => {
+            let output = $buffers.output.slice_mut::<T>();
+            let input = $buffers.input.as_ref().map(|input| input.slice::<T>());
+            match (input, $case.collective) {
+                (None, Collective::AllReduce) => call.all_reduce_in_place(output, reduction),
+                (None, Collective::ReduceScatter) => call.reduce_scatter_in_place(output, reduction),
+                (None, Collective::AllGather) => call.all_gather_in_place(output),
+                (None, Collective::Broadcast { .. }) => call.broadcast_in_place(output, root),
+                (None, Collective::Reduce { .. }) => call.reduce_in_place(output, reduction, root),
+                (Some(input), Collective::AllReduce) => call.all_reduce(input, output, reduction),
+                (Some(input), Collective::ReduceScatter) => call.reduce_scatter(input, output, reduction),
+                (Some(input), Collective::AllGather) => call.all_gather(input, output),
+                (Some(input), Collective::Broadcast { .. }) => call.broadcast(input, output, root),
+                (Some(input), Collective::Reduce { .. }) => call.reduce(input, output, reduction, root),
+                (_, Collective::Barrier) => call.barrier(),
+            }
+        })
     }};
 }
 
 /// One rank's buffers of a call.
-#[derive(Clone, Debug)]
-pub(crate) struct Buffers<T> {
+pub(crate) struct Buffers {
     /// None where the output is the input too.
-    input: Option<Guarded<T>>,
-    output: Guarded<T>,
+    input: Option<Guarded>,
+    output: Guarded,
 }
 
-impl<T: Number> Buffers<T> {
+impl Buffers {
     /// What `rank` passes to the call, given its input.
-    pub(crate) fn new(case: &Case, rank: usize, rank_count: usize, input: &[T]) -> Buffers<T> {
+    pub(crate) fn new(case: &Case, rank: usize, rank_count: usize, input: &[Number]) -> Buffers {
+        let format = Format::of(case.dtype);
         let in_place = case.in_place >> (rank % 64) & 1 == 1;
         let is_root = case.root() == rank;
         let offset = (case.offset + 5 * rank) % 16;
@@ -133,18 +161,18 @@ impl<T: Number> Buffers<T> {
         let total = rank_count * case.count;
         if in_place {
             let mut output = match case.collective {
-                Collective::AllGather => Guarded::new(total, offset),
-                Collective::ReduceScatter => Guarded::new(total, offset),
-                Collective::Barrier => Guarded::new(0, offset),
-                _ => Guarded::new(case.count, offset),
+                Collective::AllGather => Guarded::new(format, total, offset),
+                Collective::ReduceScatter => Guarded::new(format, total, offset),
+                Collective::Barrier => Guarded::new(format, 0, offset),
+                _ => Guarded::new(format, case.count, offset),
             };
             match case.collective {
                 Collective::AllGather => {
-                    output.slice_mut()[rank * case.count..(rank + 1) * case.count].copy_from_slice(input);
+                    output.fill(rank * case.count, input);
                 }
                 // What a rank other than the root holds before a broadcast is of no account.
                 Collective::Broadcast { .. } if !is_root => {}
-                _ => output.slice_mut().copy_from_slice(input),
+                _ => output.fill(0, input),
             }
             return Buffers { input: None, output };
         }
@@ -155,13 +183,13 @@ impl<T: Number> Buffers<T> {
             Collective::Barrier => (true, 0),
             _ => (true, case.count),
         };
-        let input = Guarded::holding(if has_input { input } else { &[] }, offset);
-        Buffers { input: Some(input), output: Guarded::new(output_count, output_offset) }
+        let input = Guarded::holding(format, if has_input { input } else { &[] }, offset);
+        Buffers { input: Some(input), output: Guarded::new(format, output_count, output_offset) }
     }
 
     /// The result.
-    pub(crate) fn output(&self) -> &[T] {
-        self.output.slice()
+    pub(crate) fn output(&self) -> Vec<Number> {
+        self.output.numbers()
     }
 
     /// The first place that was written to beside one of the buffers.
@@ -186,18 +214,18 @@ impl<T: Number> Buffers<T> {
 }
 
 /// Checks all ranks' buffers after a call: that results are right and the same on all ranks, and that nothing else changed.
-pub(crate) fn check<T: Number>(case: &Case, inputs: &[Vec<T>], all: &[Buffers<T>]) -> Result<(), String> {
+pub(crate) fn check(case: &Case, inputs: &[Vec<Number>], all: &[Buffers]) -> Result<(), String> {
     let rank_count = inputs.len();
     let is_direct = matches!(case.algorithm, Some(Algorithm::Direct | Algorithm::OneShot));
     let mut elements = Vec::with_capacity(rank_count);
-    let mut check_reduced = |rank: usize, index: usize, came: T| {
+    let mut check_reduced = |rank: usize, index: usize, came: Number| {
         elements.clear();
         elements.extend(inputs.iter().map(|input| input[index]));
-        let expected = reduced(&elements, case.reduction);
+        let expected = reduced(&elements, case.reduction, case.scale());
         let right = expected.accepts(came);
         // Where the order is known, so are the bits.
-        let right =
-            right && (!is_direct || came.value().is_nan() || came.bits() == in_rank_order(&elements, case.reduction));
+        let right = right
+            && (!is_direct || came.is_nan() || came.bits() == in_rank_order(&elements, case.reduction, case.scale()));
         if right {
             return Ok(());
         }
@@ -208,12 +236,13 @@ pub(crate) fn check<T: Number>(case: &Case, inputs: &[Vec<T>], all: &[Buffers<T>
             came.bits()
         ))
     };
-    let check_same = |rank: usize, index: usize, expected: T, came: T| {
+    let check_same = |rank: usize, index: usize, expected: Number, came: Number| {
         if expected.bits() == came.bits() {
             return Ok(());
         }
         Err(format!("rank {rank}: element {index}: expected the bits {:#x}, came {:#x}", expected.bits(), came.bits()))
     };
+    let first = all[0].output();
     for (rank, buffers) in all.iter().enumerate() {
         if let Some(place) = buffers.output.written_beside() {
             return Err(format!("rank {rank}: wrote beside the output, at element {place}"));
@@ -222,7 +251,7 @@ pub(crate) fn check<T: Number>(case: &Case, inputs: &[Vec<T>], all: &[Buffers<T>
             if let Some(place) = input.written_beside() {
                 return Err(format!("rank {rank}: wrote beside the input, at element {place}"));
             }
-            for (index, (after, before)) in input.slice().iter().zip(&inputs[rank]).enumerate() {
+            for (index, (after, before)) in input.numbers().iter().zip(&inputs[rank]).enumerate() {
                 check_same(rank, index, *before, *after).map_err(|error| format!("the input changed: {error}"))?;
             }
         }
@@ -234,7 +263,7 @@ pub(crate) fn check<T: Number>(case: &Case, inputs: &[Vec<T>], all: &[Buffers<T>
                     if rank == 0 {
                         check_reduced(rank, index, *came)?;
                     } else {
-                        check_same(rank, index, all[0].output()[index], *came)
+                        check_same(rank, index, first[index], *came)
                             .map_err(|error| format!("not what rank 0 has: {error}"))?;
                     }
                 }
@@ -290,14 +319,14 @@ pub(crate) enum Drive {
 }
 
 /// Makes a call with these inputs, and returns all ranks' buffers after it.
-pub(crate) fn make_call<T: Number>(
+pub(crate) fn make_call(
     communicators: &[Communicator],
     case: &Case,
     drive: Drive,
-    inputs: &[Vec<T>],
-) -> Result<Vec<Buffers<T>>, String> {
+    inputs: &[Vec<Number>],
+) -> Result<Vec<Buffers>, String> {
     let rank_count = communicators.len();
-    let mut all: Vec<Buffers<T>> =
+    let mut all: Vec<Buffers> =
         (0..rank_count).map(|rank| Buffers::new(case, rank, rank_count, &inputs[rank])).collect();
     let result = match drive {
         Drive::Group => {
@@ -310,7 +339,7 @@ pub(crate) fn make_call<T: Number>(
         }
         Drive::Threads => {
             let (all_cells, case) = (std::sync::Mutex::new(&mut all), case);
-            let taken: Vec<std::sync::Mutex<&mut Buffers<T>>> =
+            let taken: Vec<std::sync::Mutex<&mut Buffers>> =
                 all_cells.into_inner().unwrap().iter_mut().map(std::sync::Mutex::new).collect();
             each_on_a_thread(communicators, |communicator| {
                 taken[communicator.rank()].lock().unwrap().call(communicator, case)
@@ -325,11 +354,9 @@ pub(crate) fn make_call<T: Number>(
 
 /// Makes a call and checks everything about it.
 pub(crate) fn try_call(communicators: &[Communicator], case: &Case, drive: Drive) -> Result<(), String> {
-    fn typed<T: Number>(communicators: &[Communicator], case: &Case, drive: Drive) -> Result<(), String> {
-        let inputs = case.inputs::<T>(communicators.len());
-        check(case, &inputs, &make_call(communicators, case, drive, &inputs)?)
-    }
-    for_dtype!(case.dtype, typed, communicators, case, drive)
+    let inputs = case.inputs(communicators.len());
+    make_call(communicators, case, drive, &inputs)
+        .and_then(|all| check(case, &inputs, &all))
         .map_err(|error| format!("{} ranks, {drive:?}, {case:?}:\n{error}", communicators.len()))
 }
 
@@ -341,7 +368,7 @@ pub(crate) fn call(communicators: &[Communicator], case: &Case, drive: Drive) {
 }
 
 /// As [`call`], with inputs of the caller's.
-pub(crate) fn call_with<T: Number>(communicators: &[Communicator], case: &Case, drive: Drive, inputs: &[Vec<T>]) {
+pub(crate) fn call_with(communicators: &[Communicator], case: &Case, drive: Drive, inputs: &[Vec<Number>]) {
     let result = make_call(communicators, case, drive, inputs).and_then(|all| check(case, inputs, &all));
     if let Err(error) = result {
         panic!("{} ranks, {drive:?}, {case:?}:\n{error}", communicators.len());
@@ -358,7 +385,7 @@ pub(crate) fn collectives(rank_count: usize) -> Vec<Collective> {
         .collect()
 }
 
-/// The reductions that make a difference to a collective.
-pub(crate) fn reductions(collective: Collective) -> &'static [Reduction] {
-    if collective.reduces() { Reduction::ALL } else { &[Reduction::Sum] }
+/// The reductions that make a difference to a collective of elements of a type.
+pub(crate) fn reductions(collective: Collective, dtype: DType) -> Vec<Reduction> {
+    if collective.reduces() { dtype.reductions().collect() } else { vec![Reduction::Sum] }
 }

@@ -7,7 +7,7 @@ use tutti::{Algorithm, Collective, Communicator, DType, Error, ErrorKind, Group,
 
 use super::Make;
 use super::case::{Buffers, Case};
-use super::number::{Number, for_dtype};
+use super::number::Format;
 use super::ranks::{LATER, Random, SOON, on_threads, options, within};
 
 /// What a rank does.
@@ -19,14 +19,14 @@ enum Call {
 
 impl Call {
     fn make(self, communicator: &Communicator) -> tutti::Result<()> {
-        fn typed<T: Number>(communicator: &Communicator, case: &Case) -> tutti::Result<()> {
-            let input = vec![T::default(); case.input_count(communicator.rank_count())];
+        fn made(communicator: &Communicator, case: &Case) -> tutti::Result<()> {
+            let input = vec![Format::of(case.dtype).from_bits(0); case.input_count(communicator.rank_count())];
             let mut buffers = Buffers::new(case, communicator.rank(), communicator.rank_count(), &input);
             buffers.call(communicator, case)
         }
         match self {
             Call::Split => communicator.split(Some(0), 0).map(drop),
-            Call::Case(case) => for_dtype!(case.dtype, typed, communicator, &case),
+            Call::Case(case) => made(communicator, &case),
         }
     }
 
@@ -423,7 +423,7 @@ pub(crate) fn large_calls_that_differ_by_one_element_write_nothing_outside_their
                     let count = 50_000 - communicator.rank();
                     let case =
                         Case { algorithm: Some(algorithm), ..Case::new(collective, DType::F32, Reduction::Sum, count) };
-                    let input = vec![1.0_f32; case.input_count(3)];
+                    let input = case.inputs(3).swap_remove(communicator.rank());
                     let mut buffers = Buffers::new(&case, communicator.rank(), 3, &input);
                     // A root may be done before anybody notices.
                     if let Err(error) = buffers.call(&communicator, &case) {

@@ -7,7 +7,6 @@ use tutti::{Collective, DType, Rank, Reduction};
 
 use super::Make;
 use super::case::{Buffers, Case, Drive, Values, call, check, collectives};
-use super::number::{Number, for_dtype};
 use super::ranks::{LATER, Random, SOON, on_threads, options, within};
 
 pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
@@ -20,6 +19,8 @@ pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
         let collectives = collectives(RANKS);
         let collective = if random.below(20) == 0 { Collective::Barrier } else { random.one_of(&collectives) };
         let offered: Vec<_> = collective.algorithms().collect();
+        let dtype = random.one_of(DType::ALL);
+        let reductions: Vec<_> = dtype.reductions().collect();
         Case {
             algorithm: (random.below(2) == 0).then(|| random.one_of(&offered)),
             in_place: random.next(),
@@ -27,26 +28,15 @@ pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
             needless_buffers: random.below(2) == 0,
             values: if random.below(2) == 0 { Values::Exact } else { Values::Rough },
             salt: random.next(),
-            ..Case::new(collective, random.one_of(DType::ALL), random.one_of(Reduction::ALL), random.below(130))
+            ..Case::new(collective, dtype, random.one_of(&reductions), random.below(130))
         }
     }
 
-    /// Buffers after a call, without their type.
-    enum Kept {
-        F32(Buffers<f32>),
-        F16(Buffers<half::f16>),
-        BF16(Buffers<half::bf16>),
-    }
-
-    fn make_one<T: Number>(communicator: &tutti::Communicator, case: &Case) -> Buffers<T> {
+    fn make_one(communicator: &tutti::Communicator, case: &Case) -> Buffers {
         let rank = communicator.rank();
-        let mut buffers = Buffers::new(case, rank, RANKS, &case.inputs::<T>(RANKS)[rank]);
+        let mut buffers = Buffers::new(case, rank, RANKS, &case.inputs(RANKS)[rank]);
         buffers.call(communicator, case).unwrap_or_else(|error| panic!("{case:?}: {error}"));
         buffers
-    }
-
-    fn check_one<T: Number>(case: &Case, all: &[Buffers<T>]) {
-        check(case, &case.inputs(RANKS), all).unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
 
     within(LATER, move || {
@@ -54,46 +44,19 @@ pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
         let mut random = Random(2026);
         for _ in 0..CALLS / ROW {
             let row: Vec<Case> = (0..ROW).map(|_| next_case(&mut random)).collect();
-            let kept: Vec<Vec<Kept>> = std::thread::scope(|scope| {
+            let mut kept: Vec<Vec<Buffers>> = std::thread::scope(|scope| {
                 let threads: Vec<_> = communicators
                     .iter()
                     .map(|communicator| {
                         let row = &row;
-                        scope.spawn(move || {
-                            let one = |case: &Case| match case.dtype {
-                                DType::F32 => Kept::F32(make_one(communicator, case)),
-                                DType::F16 => Kept::F16(make_one(communicator, case)),
-                                _ => Kept::BF16(make_one(communicator, case)),
-                            };
-                            row.iter().map(one).collect()
-                        })
+                        scope.spawn(move || row.iter().map(|case| make_one(communicator, case)).collect())
                     })
                     .collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
-            for (place, case) in row.iter().enumerate() {
-                macro_rules! check_all {
-                    ($kind:ident) => {
-                        check_one(
-                            case,
-                            &kept
-                                .iter()
-                                .map(|rank| {
-                                    if let Kept::$kind(buffers) = &rank[place] {
-                                        buffers.clone()
-                                    } else {
-                                        unreachable!()
-                                    }
-                                })
-                                .collect::<Vec<_>>(),
-                        )
-                    };
-                }
-                match case.dtype {
-                    DType::F32 => check_all!(F32),
-                    DType::F16 => check_all!(F16),
-                    _ => check_all!(BF16),
-                }
+            for case in row.iter().rev() {
+                let all: Vec<Buffers> = kept.iter_mut().map(|rank| rank.pop().unwrap()).collect();
+                check(case, &case.inputs(RANKS), &all).unwrap_or_else(|error| panic!("{case:?}: {error}"));
             }
         }
     });
@@ -238,16 +201,16 @@ pub(crate) fn many_more_ranks_than_processors_make_progress(make: Make) {
 }
 
 pub(crate) fn communicators_come_and_go(make: Make) {
-    fn used<T: Number>(make: Make, rank_count: usize, case: &Case) {
+    fn used(make: Make, rank_count: usize, case: &Case) {
         let communicators = make(rank_count, options(|_| {})).unwrap();
         call(&communicators, case, Drive::Group);
         drop(communicators);
     }
     within(SOON, move || {
         for round in 0..1000 {
-            let dtype = DType::ALL[round % 3];
+            let dtype = DType::ALL[round % DType::ALL.len()];
             let case = Case::new(Collective::AllReduce, dtype, Reduction::Sum, round % 50);
-            for_dtype!(dtype, used, make, 1 + round % 5, &case);
+            used(make, 1 + round % 5, &case);
             // Some are never used at all.
             drop(make(3, options(|_| {})).unwrap());
         }

@@ -66,7 +66,7 @@ macro_rules! conformance {
                 nans_that_differ_between_ranks_are_a_nan_on_every_rank
                 copies_keep_every_bit_pattern
                 special_values_meet_as_ieee_says
-                all_sixteen_bit_values_meet_as_ieee_says
+                all_values_of_8_and_16_bits_meet_as_they_should
                 minus_zero_is_less_than_plus_zero
                 infinities_and_their_differences_are_what_ieee_says
                 sums_of_f16_overflow_to_infinity

@@ -1,4 +1,4 @@
-//! What must come out of a reduction: slow and obvious, in f64.
+//! What must come out of a reduction: slow and obvious, of floats in f64, of integers in i128 (where there is nothing to round).
 //!
 //! Where every order of combining gives the same numbers (minima, maxima, sums and products that stay representable) the
 //! answer is exact. For two ranks it is the correctly rounded result, since there is only one operation. Otherwise it is the
@@ -11,12 +11,13 @@
 //! most 2 N (u + v) A + N η. An average of scaled inputs adds a rounding of each scaled input (it is exact above the
 //! subnormals), that of the factor 2^k / N and that of the product with it; the factor is below 2, hence
 //! 2 (N + 2) (u + v) A / N + 4 (N + 1) η. For a product the relative errors add up to 2 N (u + v) as long as no part of it
-//! leaves the range of normal numbers. The rounding errors of f64 here vanish in the factor 2.
+//! leaves the range of normal numbers. A scaled sum is like an average without the finish: 2 (N + 2) (u + v) A + 4 (N + 1) η,
+//! where A is of the scaled inputs. The rounding errors of f64 here vanish in the factor 2; for elements that are f64 themselves,
+//! where v is u, they count as another v.
 
-use half::{bf16, f16};
 use tutti::{DType, Reduction};
 
-use super::number::{Number, exponent, lowest_bit};
+use super::number::{Format, Number, exponent, lowest_bit};
 
 /// What one element of a result must be.
 #[derive(Clone, Copy, Debug)]
@@ -27,21 +28,29 @@ pub(crate) enum Expected {
     Exactly(f64),
     /// This, give or take.
     Within(f64, f64),
+    /// This integer, modulo two to the number of its bits.
+    Whole(i128),
 }
 
 impl Expected {
     /// Whether `came` is right.
-    pub(crate) fn accepts<T: Number>(self, came: T) -> bool {
+    pub(crate) fn accepts(self, came: Number) -> bool {
+        let format = came.format;
         match self {
             Expected::NotANumber => came.value().is_nan(),
-            Expected::Exactly(value) => came.bits() == T::nearest(value).bits() && !came.value().is_nan(),
+            Expected::Exactly(value) => came.bits() == format.nearest(value).bits() && !came.value().is_nan(),
             Expected::Within(value, error) => (came.value() - value).abs() <= error,
+            Expected::Whole(value) => came.bits() == format.wrapped(value).bits(),
         }
     }
 }
 
-/// The reduction of one element of each rank, for any algorithm.
-pub(crate) fn reduced<T: Number>(elements: &[T], reduction: Reduction) -> Expected {
+/// The reduction of one element of each rank, for any algorithm; of a scaled sum with this scale.
+pub(crate) fn reduced(elements: &[Number], reduction: Reduction, scale: f64) -> Expected {
+    let format = elements[0].format;
+    if format.dtype.is_integer() {
+        return Expected::Whole(whole(elements, reduction, scale as i128));
+    }
     let values = elements.iter().map(|element| element.value());
     if values.clone().any(f64::is_nan) {
         return Expected::NotANumber;
@@ -49,49 +58,89 @@ pub(crate) fn reduced<T: Number>(elements: &[T], reduction: Reduction) -> Expect
     match reduction {
         Reduction::Min => Expected::Exactly(values.reduce(|a, b| if a.total_cmp(&b).is_le() { a } else { b }).unwrap()),
         Reduction::Max => Expected::Exactly(values.reduce(|a, b| if a.total_cmp(&b).is_ge() { a } else { b }).unwrap()),
-        Reduction::Sum => sum::<T>(elements),
-        Reduction::Prod => product::<T>(elements),
-        Reduction::Avg => average::<T>(elements),
+        Reduction::Sum => sum(format, &values.collect::<Vec<_>>()),
+        Reduction::Prod => product(elements),
+        Reduction::Avg => average(elements),
+        Reduction::ScaledSum => scaled_sum(format, &values.map(|value| value * scale).collect::<Vec<_>>()),
+        other => panic!("the oracle does not know the reduction {other} of floats"),
+    }
+}
+
+/// A reduction of integers; modulo two to the number of their bits it is what must come out.
+fn whole(elements: &[Number], reduction: Reduction, scale: i128) -> i128 {
+    let format = elements[0].format;
+    let values = elements.iter().map(|element| element.whole());
+    match reduction {
+        Reduction::Sum => values.sum(),
+        Reduction::Prod => values.reduce(|a, b| format.wrapped(a.wrapping_mul(b)).whole()).unwrap(),
+        Reduction::Min => values.min().unwrap(),
+        Reduction::Max => values.max().unwrap(),
+        // What is divided is the wrapped sum; Rust rounds toward zero.
+        Reduction::Avg => format.wrapped(values.sum()).whole() / elements.len() as i128,
+        Reduction::ScaledSum => values.map(|value| value.wrapping_mul(scale)).fold(0, i128::wrapping_add),
+        Reduction::Band => values.reduce(|a, b| a & b).unwrap(),
+        Reduction::Bor => values.reduce(|a, b| a | b).unwrap(),
+        Reduction::Bxor => values.reduce(|a, b| a ^ b).unwrap(),
         other => panic!("the oracle does not know the reduction {other}"),
     }
 }
 
 /// u + v: the relative error of rounding to f32 and then to the element type.
-fn relative_error<T: Number>() -> f64 {
-    2.0_f64.powi(-T::PRECISION) + 2.0_f64.powi(-24)
+fn relative_error(format: &Format) -> f64 {
+    if format.dtype == DType::F64 {
+        4.0 * 2.0_f64.powi(-53)
+    } else {
+        2.0_f64.powi(-format.precision) + 2.0_f64.powi(-24)
+    }
 }
 
 /// Whether every sum of some of these, each times 2^−`shift`, is a number of the type, so that none is ever rounded.
-fn sums_exactly<T: Number>(elements: &[T], shift: i32) -> bool {
-    let magnitudes = || elements.iter().map(|element| element.value().abs()).filter(|value| *value != 0.0);
+fn sums_exactly(format: &'static Format, values: &[f64], shift: i32) -> bool {
+    let magnitudes = || values.iter().map(|value| value.abs()).filter(|value| *value != 0.0);
     let Some(lowest) = magnitudes().map(lowest_bit).min() else { return true };
     let sum: f64 = magnitudes().sum();
-    lowest - shift >= T::EXPONENT_MIN
-        && sum <= 2.0_f64.powi(lowest + T::PRECISION)
-        && sum * 2.0_f64.powi(-shift) <= T::largest()
+    lowest - shift >= format.exponent_min
+        && sum <= 2.0_f64.powi(lowest + format.precision)
+        && sum * 2.0_f64.powi(-shift) <= format.largest()
 }
 
-fn sum<T: Number>(elements: &[T]) -> Expected {
-    let values = || elements.iter().map(|element| element.value());
+fn sum(format: &'static Format, values: &[f64]) -> Expected {
     // Starts with the first, since 0 + −0 would lose a sign.
-    let sum = values().reduce(|a, b| a + b).unwrap();
+    let sum = values.iter().copied().reduce(|a, b| a + b).unwrap();
     if sum.is_nan() {
         return Expected::NotANumber;
     }
-    if sum.is_infinite() || elements.len() <= 2 || sums_exactly(elements, 0) {
+    if sum.is_infinite() || values.len() <= 2 || sums_exactly(format, values, 0) {
         return Expected::Exactly(sum);
     }
-    let rank_count = elements.len() as f64;
-    let magnitude: f64 = values().map(f64::abs).sum();
-    assert!(
-        magnitude * 1.5 < T::largest(),
-        "a sum of {elements:?} may overflow on the way",
-        elements = values().collect::<Vec<_>>()
-    );
-    Expected::Within(sum, 2.0 * rank_count * relative_error::<T>() * magnitude + rank_count * T::smallest())
+    let rank_count = values.len() as f64;
+    let magnitude: f64 = values.iter().map(|value| value.abs()).sum();
+    assert!(magnitude * 1.5 < format.largest(), "a sum of {values:?} may overflow on the way");
+    Expected::Within(sum, 2.0 * rank_count * relative_error(format) * magnitude + rank_count * format.smallest())
 }
 
-fn product<T: Number>(elements: &[T]) -> Expected {
+/// The sum of what was scaled already: exactly, or as f64 rounds it.
+fn scaled_sum(format: &'static Format, values: &[f64]) -> Expected {
+    // Where each is a number of the type, it makes no difference whether it is scaled on its way or before.
+    if values.iter().all(|value| !value.is_finite() || format.nearest(*value).value() == *value) {
+        return sum(format, values);
+    }
+    let sum: f64 = values.iter().sum();
+    if !sum.is_finite() {
+        return if sum.is_nan() { Expected::NotANumber } else { Expected::Exactly(sum) };
+    }
+    let (rank_count, magnitude) = (values.len() as f64, values.iter().map(|value| value.abs()).sum::<f64>());
+    if magnitude * 1.5 >= format.largest() {
+        // It is one operation at most after the scaling: what is beyond the range is, whatever is rounded before.
+        assert!(values.len() <= 2, "a scaled sum of {values:?} may overflow on the way");
+    }
+    let error =
+        2.0 * (rank_count + 2.0) * relative_error(format) * magnitude + 4.0 * (rank_count + 1.0) * format.smallest();
+    Expected::Within(sum, error)
+}
+
+fn product(elements: &[Number]) -> Expected {
+    let format = elements[0].format;
     let values = || elements.iter().map(|element| element.value());
     let product = values().reduce(|a, b| a * b).unwrap();
     if product.is_nan() {
@@ -101,7 +150,8 @@ fn product<T: Number>(elements: &[T]) -> Expected {
     // the other factors alone stay in range.
     if elements.len() <= 2 {
         // Products of bf16 that are subnormal even in f32 are rounded there first; for all others this changes nothing.
-        return Expected::Exactly(f32::nearest(product).value());
+        let wide = if format.dtype == DType::F64 { product } else { Format::of(DType::F32).nearest(product).value() };
+        return Expected::Exactly(wide);
     }
     let finite = || values().filter(|value| *value != 0.0 && value.is_finite());
     let binades_of = |value: f64| {
@@ -110,84 +160,110 @@ fn product<T: Number>(elements: &[T]) -> Expected {
         below.abs().max(above.abs())
     };
     let binades: i32 = finite().map(binades_of).sum();
-    let narrowest = exponent(T::largest()).min(-exponent(T::smallest_normal()));
+    let narrowest = exponent(format.largest()).min(-exponent(format.smallest_normal()));
     assert!(binades < narrowest, "a product of {:?} may leave the range on the way", values().collect::<Vec<_>>());
     let significant_bits: i32 = finite().map(|value| exponent(value) - lowest_bit(value) + 1).sum();
-    if product == 0.0 || product.is_infinite() || significant_bits <= T::PRECISION {
+    if product == 0.0 || product.is_infinite() || significant_bits <= format.precision {
         return Expected::Exactly(product);
     }
-    Expected::Within(product, 2.0 * elements.len() as f64 * relative_error::<T>() * product.abs())
+    Expected::Within(product, 2.0 * elements.len() as f64 * relative_error(format) * product.abs())
 }
 
-fn average<T: Number>(elements: &[T]) -> Expected {
+fn average(elements: &[Number]) -> Expected {
+    let format = elements[0].format;
     let values = || elements.iter().map(|element| element.value());
     let sum = values().reduce(|a, b| a + b).unwrap();
     if sum.is_nan() {
         return Expected::NotANumber;
     }
-    if sum.is_infinite() {
+    if sum.is_infinite() && values().any(f64::is_infinite) {
         return Expected::Exactly(sum);
     }
-    let (rank_count, average) = (elements.len() as f64, sum / elements.len() as f64);
+    let rank_count = elements.len() as f64;
+    // The sum of the largest f64 is beyond f64, that of their parts is not.
+    let average = if sum.is_infinite() { values().map(|value| value / rank_count).sum() } else { sum / rank_count };
     let shift = elements.len().next_power_of_two().trailing_zeros() as i32;
     let scales_exactly = values().filter(|value| *value != 0.0).all(|value| {
-        lowest_bit(value) - shift >= T::EXPONENT_MIN || value.abs() >= T::smallest_normal() * 2.0_f64.powi(shift)
+        lowest_bit(value) - shift >= format.exponent_min
+            || value.abs() >= format.smallest_normal() * 2.0_f64.powi(shift)
     });
     let one_rounding = elements.len() <= 2 && scales_exactly;
-    let no_rounding = elements.len().is_power_of_two() && scales_exactly && sums_exactly(elements, shift);
+    let no_rounding = elements.len().is_power_of_two()
+        && scales_exactly
+        && sums_exactly(format, &values().collect::<Vec<_>>(), shift);
     let zeros = values().all(|value| value == 0.0);
     if zeros || one_rounding || no_rounding {
         return Expected::Exactly(average);
     }
-    let magnitude: f64 = values().map(f64::abs).sum::<f64>() / rank_count;
-    let error = 2.0 * (rank_count + 2.0) * relative_error::<T>() * magnitude + 4.0 * (rank_count + 1.0) * T::smallest();
+    let magnitude: f64 = values().map(|value| value.abs() / rank_count).sum();
+    let error =
+        2.0 * (rank_count + 2.0) * relative_error(format) * magnitude + 4.0 * (rank_count + 1.0) * format.smallest();
     Expected::Within(average, error)
 }
 
 /// The bits of a reduction in rank order with one rounding at the end, as direct and one-shot plans do it: in f32, which has
-/// room for every element type. Not for NaNs.
-pub(crate) fn in_rank_order<T: Number>(elements: &[T], reduction: Reduction) -> u32 {
-    let power = elements.len().next_power_of_two() as f32;
-    let (scale, finish) =
-        if reduction == Reduction::Avg { (1.0 / power, power / elements.len() as f32) } else { (1.0, 1.0) };
-    let result = elements.iter().map(|element| element.value() as f32 * scale).reduce(|a, b| match reduction {
-        Reduction::Prod => a * b,
-        Reduction::Min => {
-            if a.total_cmp(&b).is_le() {
-                a
-            } else {
-                b
-            }
-        }
-        Reduction::Max => {
-            if a.total_cmp(&b).is_ge() {
-                a
-            } else {
-                b
-            }
-        }
-        _ => a + b,
-    });
-    let (sum, largest) = (result.unwrap(), T::largest() as f32);
-    // An average of finite numbers is finite: it is the rounding of the factor, if anything, that goes beyond.
-    let result =
-        if reduction == Reduction::Avg && sum.is_finite() { (sum * finish).clamp(-largest, largest) } else { sum };
-    T::nearest(f64::from(result)).bits()
+/// room for every element type, or in f64 for elements of that type. Not for NaNs.
+pub(crate) fn in_rank_order(elements: &[Number], reduction: Reduction, scale: f64) -> u64 {
+    let format = elements[0].format;
+    macro_rules! in_order {
+        ($wide:ty) => {{
+            let power = elements.len().next_power_of_two() as $wide;
+            let (scale, finish) = match reduction {
+                Reduction::Avg => (1.0 / power, power / elements.len() as $wide),
+                Reduction::ScaledSum => (scale as $wide, 1.0),
+                _ => (1.0, 1.0),
+            };
+            let values = elements.iter().map(|element| element.value() as $wide * scale);
+            let result = values.reduce(|a, b| match reduction {
+                Reduction::Prod => a * b,
+                Reduction::Min if a.total_cmp(&b).is_gt() => b,
+                Reduction::Max if a.total_cmp(&b).is_lt() => b,
+                Reduction::Min | Reduction::Max => a,
+                _ => a + b,
+            });
+            let (sum, largest) = (result.unwrap(), format.largest() as $wide);
+            // An average of finite numbers is finite: it is the rounding of the factor, if anything, that goes beyond.
+            let is_finite_average = reduction == Reduction::Avg && sum.is_finite();
+            f64::from(if is_finite_average { (sum * finish).clamp(-largest, largest) } else { sum })
+        }};
+    }
+    if format.dtype.is_integer() {
+        return format.wrapped(whole(elements, reduction, scale as i128)).bits();
+    }
+    format.nearest(if format.dtype == DType::F64 { in_order!(f64) } else { in_order!(f32) }).bits()
 }
 
 /// The Rust types are those that the library says they are.
 #[test]
 fn the_oracles_types_are_the_librarys() {
-    fn check<T: Number>(dtype: DType) {
-        assert_eq!(T::DTYPE, dtype);
-        assert_eq!(size_of::<T>(), dtype.bytes());
-        assert_eq!(T::nearest(T::largest() * 1.01).bits(), T::INFINITY_BITS);
-        assert_eq!(T::exact(T::smallest()).bits(), 1);
-        assert_eq!(T::exact(T::smallest_normal()).value(), T::smallest_normal());
-        assert_eq!(T::nearest(T::smallest() / 2.0).bits(), 0);
-        assert_eq!(T::nearest(-T::smallest() * 0.75).bits(), T::SIGN_BIT | 1);
+    fn check(dtype: DType) {
+        let format = Format::of(dtype);
+        assert_eq!(format.sign_bit, 1 << (8 * dtype.bytes() - 1));
+        if dtype.is_integer() {
+            let least = if dtype.is_signed() { -i128::from(format.sign_bit) } else { 0 };
+            assert_eq!(format.from_bits(format.largest_bits.wrapping_add(1)).whole(), least);
+            assert_eq!(format.from_bits(format.largest_bits).whole(), (1 << format.precision) - 1);
+            return;
+        }
+        let beyond = format.nearest(format.largest() * 1.5).value();
+        assert!(if format.saturates { beyond == format.largest() } else { beyond == f64::INFINITY }, "{dtype}");
+        assert!(format.nan_bits.iter().all(|bits| format.from_bits(*bits).is_nan()), "{dtype}");
+        for bits in (0..=0xff).map(|bits| bits * (format.sign_bit >> 7)) {
+            let number = format.from_bits(bits);
+            let is_infinite_and_saturates = format.saturates && number.value().is_infinite();
+            assert!(
+                number.is_nan() || is_infinite_and_saturates || format.exact(number.value()).bits() == bits,
+                "{dtype}: {bits:#x}"
+            );
+        }
+        assert_eq!(format.exact(format.smallest()).bits(), 1);
+        assert_eq!(exponent(format.smallest()), format.exponent_min);
+        assert_eq!(exponent(format.smallest_normal()), format.exponent_min + format.precision - 1);
+        assert_eq!(format.exact(format.smallest_normal()).value(), format.smallest_normal());
+        if dtype != DType::F64 {
+            assert_eq!(format.nearest(format.smallest() / 2.0).bits(), 0);
+            assert_eq!(format.nearest(-format.smallest() * 0.75).bits(), format.sign_bit | 1);
+        }
     }
-    check::<f32>(DType::F32);
-    check::<f16>(DType::F16);
-    check::<bf16>(DType::BF16);
+    DType::ALL.iter().copied().for_each(check);
 }

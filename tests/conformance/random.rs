@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use tutti::{Collective, DType, Options, Rank, Reduction};
+use tutti::{Collective, DType, Options, Rank};
 
 use super::Make;
 use super::case::{Case, Drive, Values, try_call};
@@ -34,12 +34,13 @@ fn any_case(rank_count: usize) -> impl Strategy<Value = Case> {
     let count = prop_oneof![4 => 0..40_usize, 4 => 0..3000_usize, 1 => 0..100_000 / rank_count];
     let algorithm = proptest::option::of(any::<prop::sample::Index>());
     let dtype = (0..DType::ALL.len()).prop_map(|index| DType::ALL[index]);
-    let reduction = (0..Reduction::ALL.len()).prop_map(|index| Reduction::ALL[index]);
+    let reduction = any::<prop::sample::Index>();
     let values = prop_oneof![Just(Values::Exact), Just(Values::Rough)];
     ((collective, algorithm, dtype, reduction, count), (any::<u64>(), 0..16_usize, any::<bool>(), values, any::<u64>()))
         .prop_map(
             |((collective, algorithm, dtype, reduction, count), (in_place, offset, needless_buffers, values, salt))| {
                 let offered: Vec<_> = collective.algorithms().collect();
+                let reduction = *reduction.get(&dtype.reductions().collect::<Vec<_>>());
                 let algorithm = algorithm.map(|index| *index.get(&offered));
                 Case {
                     collective,
