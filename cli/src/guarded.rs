@@ -66,7 +66,7 @@ impl<T> DerefMut for Guarded<T> {
 }
 
 fn guard<T: Number>(place: usize) -> T {
-    T::of_bits(mix(!(place as u64)) as u32)
+    T::of_bits(mix(!(place as u64)))
 }
 
 #[cfg(test)]

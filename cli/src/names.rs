@@ -32,12 +32,12 @@ pub(crate) fn counts_blocks(collective: Collective) -> bool {
 
 /// Parses `float`, `f32` and their like.
 pub(crate) fn parse_dtype(text: &str) -> Result<DType, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "float" | "f32" | "float32" => Ok(DType::F32),
-        "half" | "f16" | "float16" => Ok(DType::F16),
-        "bfloat16" | "bf16" => Ok(DType::BF16),
-        _ => Err(expected(["float (f32)", "half (f16)", "bfloat16 (bf16)"])),
-    }
+    let names = |dtype: &DType| match (dtype.name(), dtype.nccl_name()) {
+        (name, nccl_name) if name == nccl_name => name.to_owned(),
+        (name, nccl_name) => format!("{nccl_name} ({name})"),
+    };
+    let all: Vec<String> = DType::ALL.iter().map(names).collect();
+    text.to_ascii_lowercase().parse().map_err(|_| expected(all.iter().map(String::as_str)))
 }
 
 /// Parses a type, or `all`.
@@ -131,13 +131,22 @@ mod tests {
 
     #[test]
     fn types_have_the_names_of_nccl_tests_and_those_of_tutti() {
-        for (text, dtype) in [("float", DType::F32), ("f32", DType::F32), ("half", DType::F16), ("bf16", DType::BF16)] {
+        for (text, dtype) in [
+            ("float", DType::F32),
+            ("f32", DType::F32),
+            ("half", DType::F16),
+            ("bf16", DType::BF16),
+            ("int8", DType::I8),
+            ("uint64", DType::U64),
+            ("double", DType::F64),
+            ("fp8_e4m3", DType::F8E4M3),
+        ] {
             assert_eq!(parse_dtypes(text), Ok(Choice::One(dtype)));
         }
         for &dtype in DType::ALL {
             assert_eq!(parse_dtype(dtype.name()), Ok(dtype));
         }
-        assert!(parse_dtypes("int8").unwrap_err().contains("or all"));
+        assert!(parse_dtypes("int4").unwrap_err().contains("or all"));
     }
 
     #[test]

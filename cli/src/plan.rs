@@ -46,7 +46,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
 
-    /// Element type: float (f32), half (f16) or bfloat16 (bf16) [default: float; a barrier has none]
+    /// Element type: float (f32), half (f16), int8 (i8) and so on, as in tutti perf [default: float; a barrier has none]
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = parse_dtype)]
     dtype: Option<DType>,
 

@@ -13,7 +13,6 @@ use crate::ranks::{Need, check_addresses, cores_for_ranks, options_within_memory
 use crate::shown::{self, shown};
 use crate::size::format_size;
 use crate::tensors::{Format, Header, Tensor, TensorFile, differences};
-use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -28,8 +27,9 @@ use tutti::{Communicator, DType, Reduction};
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Inputs are .safetensors or .npy files, all of one kind, that hold the same tensors: the same names, shapes and types \
-(f32, f16 or bf16; a .npy file holds one array and cannot hold bf16). Sums and averages of 16-bit numbers are made in f32 \
-and rounded once per step.
+(floats of 8 to 64 bits, integers of 8 to 64; a .npy file holds one array and cannot hold bf16 or 8-bit floats). Sums and \
+averages of 8-bit and 16-bit floats are made in f32 and rounded once per step; 8-bit floats stay finite. Integers wrap, and \
+their average is the wrapped sum divided by the number of files, rounded toward zero.
 
 The output holds the same tensors in the order of the first file, with the first file's metadata. It is written \
 without a name (where the file system cannot do that, under a temporary one in the same directory) and gets its own when it is \
@@ -49,9 +49,13 @@ pub(crate) struct ReduceArgs {
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
 
-    /// Reduction: sum, prod, min, max or avg
+    /// Reduction: sum, prod, min, max, avg, scaled_sum (with --scale), and of integers band, bor or bxor
     #[arg(long = "op", value_name = "OP", value_parser = parse_reduction)]
     reduction: Reduction,
+
+    /// What a scaled_sum multiplies every input by
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    scale: Option<f64>,
 
     /// The file to write
     #[arg(short = 'o', long = "output", value_name = "OUT")]
@@ -104,6 +108,7 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
     machine::allow_many_files();
     let files = args.inputs.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     check_same(&files)?;
+    check_reduction(args, &files[0].header)?;
     check_output(args, &files)?;
 
     let header = &files[0].header;
@@ -121,7 +126,8 @@ pub(crate) fn run(args: &ReduceArgs) -> Result<(), Failure> {
         ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let work = Work { files: &files, output: &output, reduction: args.reduction, progress: &progress };
+    let work =
+        Work { files: &files, output: &output, reduction: args.reduction, scale: args.scale, progress: &progress };
     let reduced = run_ranks(&communicators, &cores_for_ranks(rank_count, true), |communicator| work.run(communicator));
     progress.finish_and_clear();
     reduced?;
@@ -171,6 +177,33 @@ fn check_names(args: &ReduceArgs) -> Result<(), Failure> {
                 shown(path)
             )));
         }
+    }
+    Ok(())
+}
+
+/// All tensors must offer the reduction, and take the scale where there is one.
+fn check_reduction(args: &ReduceArgs, header: &Header) -> Result<(), Failure> {
+    let reduction = args.reduction;
+    match (reduction, args.scale) {
+        (Reduction::ScaledSum, None) => return Err(Failure::Usage("--op scaled_sum needs a --scale".to_owned())),
+        (Reduction::ScaledSum, Some(scale)) => {
+            for tensor in header.tensors.iter().filter(|tensor| !tensor.dtype.takes(scale)) {
+                let (name, dtype) = (shown(&tensor.name), tensor.dtype);
+                return Err(Failure::Failed(format!(
+                    "tensor `{name}` is {dtype}, which does not take --scale {scale}"
+                )));
+            }
+        }
+        (_, Some(_)) => return Err(Failure::Usage(format!("--scale goes with --op scaled_sum, not {reduction}"))),
+        (_, None) => {}
+    }
+    for tensor in header.tensors.iter().filter(|tensor| !tensor.dtype.offers(reduction)) {
+        let offered: Vec<&str> = tensor.dtype.reductions().map(Reduction::name).collect();
+        let (name, dtype) = (shown(&tensor.name), tensor.dtype);
+        let offered = offered.join(", ");
+        return Err(Failure::Failed(format!(
+            "tensor `{name}` is {dtype}, which offers {offered}, but not {reduction}"
+        )));
     }
     Ok(())
 }
@@ -243,6 +276,7 @@ struct Work<'a> {
     files: &'a [TensorFile],
     output: &'a OutputFile,
     reduction: Reduction,
+    scale: Option<f64>,
     progress: &'a ProgressBar,
 }
 
@@ -251,11 +285,11 @@ impl Work<'_> {
         let file = &self.files[communicator.rank()];
         let piece_bytes = piece_bytes(self.files.len());
         let largest = file.header.tensors.iter().map(|tensor| tensor.bytes).max().unwrap_or(0);
-        // Whole f32, so that it is aligned for every type.
+        // Whole u64, so that it is aligned for every type.
         let mut buffer = Vec::new();
-        let length = piece_bytes.min(usize::try_from(largest).unwrap_or(usize::MAX)).div_ceil(size_of::<f32>());
+        let length = piece_bytes.min(usize::try_from(largest).unwrap_or(usize::MAX)).div_ceil(size_of::<u64>());
         buffer.try_reserve_exact(length).map_err(|error| Failure::Failed(format!("no memory: {error}")))?;
-        buffer.resize(length, 0_f32);
+        buffer.resize(length, 0_u64);
         let own: HashMap<&str, &Tensor> =
             file.header.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         for target in &self.files[0].header.tensors {
@@ -263,21 +297,9 @@ impl Work<'_> {
             let source = own.get(target.name.as_str()).ok_or_else(|| {
                 Failure::Failed(format!("{} does not have the tensor `{}`", shown(&file.path), shown(&target.name)))
             })?;
-            match target.dtype {
-                DType::F32 => self.tensor::<f32>(communicator, source, target, &mut buffer)?,
-                DType::F16 => {
-                    self.tensor::<f16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?
-                }
-                DType::BF16 => {
-                    self.tensor::<bf16>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?
-                }
-                other => {
-                    return Err(Failure::Failed(format!(
-                        "tensor `{}`: {other} cannot be reduced",
-                        shown(&target.name)
-                    )));
-                }
-            }
+            tutti::with_element!(target.dtype, T => {
+                self.tensor::<T>(communicator, source, target, bytemuck::cast_slice_mut(&mut buffer))?;
+            });
         }
         Ok(())
     }
@@ -297,7 +319,11 @@ impl Work<'_> {
             let length = usize::try_from(count - done).unwrap_or(usize::MAX).min(buffer.len());
             let piece = &mut buffer[..length];
             self.files[rank].read(bytemuck::cast_slice_mut(piece), source.offset + done * element_bytes)?;
-            communicator.all_reduce_in_place(piece, self.reduction)?;
+            let mut call = communicator.call();
+            if let Some(scale) = self.scale {
+                call = call.scale(scale);
+            }
+            call.all_reduce_in_place(piece, self.reduction)?;
             // Every rank has the same bits; each writes its share of them.
             let share = length * rank / rank_count..length * (rank + 1) / rank_count;
             let offset = target.offset + (done + share.start as u64) * element_bytes;

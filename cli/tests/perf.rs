@@ -4,6 +4,7 @@ mod common;
 
 use common::{Outcome, finish, run, run_line, run_line_within, tutti};
 use serde_json::Value;
+use tutti::DType;
 
 /// The rows of a table, as words.
 fn rows(outcome: &Outcome) -> Vec<Vec<&str>> {
@@ -30,14 +31,15 @@ fn every_type_and_reduction_is_right_for_every_collective() {
         for ranks in ["1", "2", "3", "5"] {
             let line = format!("perf {collective} -g {ranks} -b 2 -e 40000 -f 11 -n 2 -d all -o all -c 2");
             let outcome = run_line(&line).good();
-            let reductions = if collective.contains("reduce") { 5 } else { 1 };
             // Sizes are 2, 22, 242, 2662 and 29282 bytes; those that hold no whole element for each rank are left out.
             let blocks =
                 if ["reduce_scatter", "all_gather"].contains(&collective) { ranks.parse().unwrap() } else { 1 };
-            let sizes = |element_bytes: u64| {
-                [2, 22, 242, 2662, 29282].iter().filter(|&&size| size >= element_bytes * blocks).count()
+            let sizes = |dtype: &DType| {
+                [2, 22, 242, 2662, 29282].iter().filter(|&&size| size >= dtype.bytes() * blocks).count()
             };
-            assert_eq!(rows(&outcome).len(), (sizes(4) + 2 * sizes(2)) * reductions, "{line}");
+            let reductions = |dtype: &DType| if collective.contains("reduce") { dtype.reductions().count() } else { 1 };
+            let expected: usize = DType::ALL.iter().map(|dtype| sizes(dtype) * reductions(dtype)).sum();
+            assert_eq!(rows(&outcome).len(), expected, "{line}");
             all_is_right(&outcome);
         }
     }
@@ -234,7 +236,8 @@ fn nonsense_is_a_usage_error() {
         ("perf -n 0", "--iters"),
         ("perf -r 2 reduce", "counted from 0"),
         ("perf nothing", "all_reduce"),
-        ("perf -d int8", "bfloat16"),
+        ("perf -d int4", "bfloat16"),
+        ("perf -d half -o band", "band is offered by i8, u8, i16"),
         ("perf --algorithm chain", "offered by"),
         ("perf -J result.txt", ".json"),
     ] {

@@ -372,7 +372,7 @@ fn malformed_files_are_named_with_the_reason_and_nothing_is_written() {
         ("{'descr': '<f4', 'fortran_order': True, 'shape': (2,), }\n", "Fortran"),
         ("{'descr': '>f4', 'fortran_order': False, 'shape': (2,), }\n", "big-endian"),
         ("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }\n", "objects"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n", "only float32"),
+        ("{'descr': '<c8', 'fortran_order': False, 'shape': (1,), }\n", "only floats"),
         ("{'descr': '<V2', 'fortran_order': False, 'shape': (4,), }\n", "bfloat16"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", "truncated"),
     ] {

@@ -6,14 +6,14 @@
 
 use crate::failure::Failure;
 use crate::guarded::Guarded;
-use crate::inputs::{Inputs, Number};
+use crate::inputs::{Inputs, Number, scale_of};
 use crate::names::counts_blocks;
 use crate::ranks::run_ranks;
 use crate::table::{Half, Spread};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tutti::plan::{Collective, Rank};
-use tutti::{Communicator, Reduction};
+use tutti::{CallBuilder, Communicator, Reduction};
 
 /// How rows are measured.
 #[derive(Clone, Copy, Debug)]
@@ -266,8 +266,16 @@ impl<T: Number> Run<'_, T> {
         Ok(OfRank { seconds, iteration_seconds, wrong: 0, overwritten: 0 })
     }
 
+    /// The reduction, and a call with its scale if it has one.
+    fn with_scale<'a>(&self, communicator: &'a Communicator) -> (Reduction, CallBuilder<'a>) {
+        match self.case.reduction.unwrap_or(Reduction::Sum) {
+            Reduction::ScaledSum => (Reduction::ScaledSum, communicator.call().scale(scale_of(T::DTYPE))),
+            reduction => (reduction, communicator.call()),
+        }
+    }
+
     fn call(&self, communicator: &Communicator, input: &[T], output: &mut [T]) -> tutti::Result<()> {
-        let reduction = self.case.reduction.unwrap_or(Reduction::Sum);
+        let (reduction, communicator) = self.with_scale(communicator);
         match self.case.collective {
             Collective::AllReduce => communicator.all_reduce(input, output, reduction),
             Collective::ReduceScatter => communicator.reduce_scatter(input, output, reduction),
@@ -279,7 +287,7 @@ impl<T: Number> Run<'_, T> {
     }
 
     fn call_in_place(&self, communicator: &Communicator, buffer: &mut [T]) -> tutti::Result<()> {
-        let reduction = self.case.reduction.unwrap_or(Reduction::Sum);
+        let (reduction, communicator) = self.with_scale(communicator);
         match self.case.collective {
             Collective::AllReduce => communicator.all_reduce_in_place(buffer, reduction),
             Collective::ReduceScatter => communicator.reduce_scatter_in_place(buffer, reduction),

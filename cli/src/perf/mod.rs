@@ -8,7 +8,7 @@ mod measure;
 mod report;
 
 use crate::failure::Failure;
-use crate::inputs::{Inputs, Number, nccl_name};
+use crate::inputs::{Inputs, Number};
 use crate::names::{
     Choice, check_offered, check_root, counts_blocks, parse_algorithm, parse_collective, parse_dtypes,
     parse_rank_count, parse_reductions, parse_roots, parse_switch, whole,
@@ -18,7 +18,6 @@ use crate::ranks::{Need, check_addresses, cores_for_ranks, options_within_memory
 use crate::shown::{self, shown};
 use crate::size::parse_size;
 use crate::{machine, table};
-use half::{bf16, f16};
 use measure::{Average, Case, Measured, Settings, measure};
 use report::Report;
 use std::ffi::OsString;
@@ -93,11 +92,12 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, value_parser = whole(0..=ITERATIONS_MAX))]
     checks: u64,
 
-    /// Element type: float (f32), half (f16), bfloat16 (bf16) or all
+    /// Element type: float (f32), double, half, bfloat16, fp8_e4m3, fp8_e5m2, int8, uint8, int16 and so on up to uint64, or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtypes)]
     dtypes: Choice<DType>,
 
-    /// Reduction: sum, prod, min, max, avg or all
+    /// Reduction: sum, prod, min, max, avg, mulsum (scaled_sum: by a half, of integers by three), of integers band, bor or bxor, or
+    /// all (that the type offers)
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = parse_reductions)]
     reductions: Choice<Reduction>,
 
@@ -309,6 +309,14 @@ impl Sweep {
         check_offered(args.algorithm, collective)?;
         let is_barrier = collective == Collective::Barrier;
         let dtypes = if is_barrier { vec![DType::F32] } else { args.dtypes.among(DType::ALL.iter().copied()) };
+        let offered = |dtype: &DType| reductions.iter().flatten().any(|reduction: &Reduction| dtype.offers(*reduction));
+        if let ([reduction], false) =
+            (&reductions.iter().flatten().copied().collect::<Vec<_>>()[..], dtypes.iter().any(offered))
+        {
+            let offering = DType::ALL.iter().filter(|dtype| dtype.offers(*reduction)).map(|dtype| dtype.name());
+            let offering: Vec<&str> = offering.collect();
+            return usage(format!("-o {reduction} is offered by {}, not by {}", offering.join(", "), dtypes[0]));
+        }
         let sweep = Sweep {
             program: format!("{}_perf", collective.name()),
             rank_count,
@@ -390,12 +398,7 @@ impl Sweep {
     fn rank_bytes(&self, dtype: DType) -> u64 {
         let case = Case::of_size(self.collectives[0], None, self.rank_count, self.max_bytes, dtype.bytes());
         let unalign = self.settings.unalign;
-        let bytes = match dtype {
-            DType::F16 => case.rank_bytes::<f16>(unalign),
-            DType::BF16 => case.rank_bytes::<bf16>(unalign),
-            _ => case.rank_bytes::<f32>(unalign),
-        };
-        bytes as u64
+        tutti::with_element!(dtype, T => case.rank_bytes::<T>(unalign)) as u64
     }
 
     fn run(&self, args: &PerfArgs, out: &mut dyn Write, report: &mut Report) -> Result<(), Failure> {
@@ -410,12 +413,7 @@ impl Sweep {
         let mut table = Table { out, report, sweep: self, timestamps: args.switches.timestamps, bus_gb_s: Vec::new() };
         table.head(&cores)?;
         for &dtype in &self.dtypes {
-            match dtype {
-                DType::F32 => table.rows::<f32>(args, &communicators, &cores)?,
-                DType::F16 => table.rows::<f16>(args, &communicators, &cores)?,
-                DType::BF16 => table.rows::<bf16>(args, &communicators, &cores)?,
-                other => return Err(Failure::Failed(format!("{other} is not measured yet"))),
-            }
+            tutti::with_element!(dtype, T => table.rows::<T>(args, &communicators, &cores))?;
         }
         if args.switches.memory {
             table.memory(&communicators)?;
@@ -493,7 +491,8 @@ impl Table<'_> {
         cores: &[Option<usize>],
     ) -> Result<(), Failure> {
         let sweep = self.sweep;
-        for &reduction in &sweep.reductions {
+        let offers = |reduction: &&Option<Reduction>| reduction.is_none_or(|reduction| T::DTYPE.offers(reduction));
+        for &reduction in sweep.reductions.iter().filter(offers) {
             let inputs = Inputs::<T>::new(reduction, sweep.rank_count);
             for &collective in &sweep.collectives {
                 let mut cycle = 0;
@@ -516,7 +515,7 @@ impl Table<'_> {
         cores: &[Option<usize>],
     ) -> Result<(), Failure> {
         let size = case.elements() as u64 * size_of::<T>() as u64;
-        let dtype = if case.collective == Collective::Barrier { "none" } else { nccl_name(T::DTYPE) };
+        let dtype = if case.collective == Collective::Barrier { "none" } else { T::DTYPE.nccl_name() };
         let reduction = case.reduction.map_or("none", Reduction::name);
         let root = case.collective.root().map_or(-1, |root| i64::from(root.0));
         self.print(&table::row_start(size, case.count as u64, dtype, reduction, root))?;
@@ -670,7 +669,8 @@ mod tests {
             ("perf all_gather -g 4 -b 4 -e 8", "no size holds one f32 element for each of 4 ranks"),
             ("perf -b 2 -e 3 -d all", "no size holds one f32 element"),
             ("perf broadcast -g 4 -r 4", "counted from 0"),
-            ("perf -d int8", "half (f16)"),
+            ("perf -d int4", "half (f16)"),
+            ("perf -d float -o bxor", "-o bxor is offered by i8, u8"),
             ("perf -o median", "sum, prod"),
             ("perf --algorithm chain", "all_reduce is offered by ring"),
             ("perf barrier --algorithm ring", "barrier is offered by dissemination"),
@@ -687,7 +687,7 @@ mod tests {
     #[test]
     fn all_means_every_type_reduction_and_root() {
         let all = sweep("perf reduce -g 3 -d all -o all -r all").unwrap();
-        assert_eq!((all.dtypes.len(), all.reductions.len(), all.collectives.len()), (3, 5, 3));
+        assert_eq!((all.dtypes.len(), all.reductions.len(), all.collectives.len()), (14, 9, 3));
         let minus_one = sweep("perf broadcast -g 3 -r=-1 -o all").unwrap();
         assert_eq!((minus_one.reductions.len(), minus_one.collectives.len()), (1, 3));
     }

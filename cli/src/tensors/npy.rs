@@ -67,15 +67,24 @@ fn dtype(descr: &str) -> Result<DType, String> {
         Some((order @ ("<" | "=" | "|" | ">"), kind)) => (order, kind),
         _ => ("", descr),
     };
-    let reason = match (kind, order) {
-        ("f4" | "f" | "f2" | "e", ">") => {
-            "big-endian numbers are not supported: save the array with .astype('<f4') or '<f2'"
+    let named = match kind {
+        "float32" | "single" => Some(DType::F32),
+        "float64" | "double" | "float" => Some(DType::F64),
+        "float16" | "half" => Some(DType::F16),
+        _ => kind.parse().ok().filter(|dtype: &DType| dtype.is_integer() && dtype.nccl_name() == kind),
+    };
+    let coded = DType::ALL.iter().copied().find(|dtype| dtype.numpy_codes().contains(&kind));
+    let reason = match (coded, named.filter(|dtype| order.is_empty() && !dtype.numpy_codes().is_empty())) {
+        (Some(dtype), _) if order == ">" && dtype.bytes() > 1 => {
+            "big-endian numbers are not supported: save the array with .astype('<f4') or its like"
         }
-        ("f4" | "f", _) | ("float32" | "single", "") => return Ok(DType::F32),
-        ("f2" | "e", _) | ("float16" | "half", "") => return Ok(DType::F16),
-        ("O", _) | ("object", "") => "Python objects are not supported",
-        ("V2", _) => "npy has no bfloat16 (use .safetensors)",
-        _ => "only float32 (<f4) and float16 (<f2) can be reduced",
+        (Some(dtype), _) | (None, Some(dtype)) => return Ok(dtype),
+        (None, None) => match (kind, order) {
+            ("O", _) | ("object", "") => "Python objects are not supported",
+            ("V2", _) => "npy has no bfloat16 (use .safetensors)",
+            ("V1", _) => "npy has no 8-bit floats (use .safetensors)",
+            _ => "only floats (<f8, <f4, <f2) and integers (from |i1 to <u8) can be reduced",
+        },
     };
     Err(format!("the array's type is '{}': {reason}", shown(descr)))
 }
@@ -156,9 +165,7 @@ impl Literals<'_> {
     fn descr(&mut self) -> Result<String, String> {
         self.skip_blanks();
         if self.rest.starts_with(b"[") {
-            return Err(
-                "structured types are not supported: only float32 (<f4) and float16 (<f2) can be reduced".to_owned()
-            );
+            return Err("structured types are not supported: only arrays of one type can be reduced".to_owned());
         }
         self.string()
     }
@@ -283,6 +290,15 @@ mod tests {
             ("|e", DType::F16),
             ("float16", DType::F16),
             ("half", DType::F16),
+            ("<f8", DType::F64),
+            ("float64", DType::F64),
+            ("|i1", DType::I8),
+            ("|u1", DType::U8),
+            (">u1", DType::U8),
+            ("<i2", DType::I16),
+            ("<u4", DType::U32),
+            ("<i8", DType::I64),
+            ("uint64", DType::U64),
         ] {
             let dictionary = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (3,), }}\n");
             assert_eq!(read(&file(1, &dictionary, 3 * dtype.bytes())).unwrap().tensors[0].dtype, dtype, "{descr}");
@@ -306,18 +322,19 @@ mod tests {
             (descr("'>f4'"), 8, "big-endian"),
             (descr("'>f2'"), 4, "big-endian"),
             (descr("'>f'"), 8, "big-endian"),
-            (descr("'>float32'"), 8, "only float32"),
-            (descr("'<float32'"), 8, "only float32"),
-            (descr("'float'"), 16, "only float32"),
-            (descr("'F4'"), 8, "only float32"),
-            (descr("' f4'"), 8, "only float32"),
-            (descr("'@f4'"), 8, "only float32"),
-            (descr("''"), 8, "only float32"),
-            (descr("'é'"), 8, "only float32"),
+            (descr("'>float32'"), 8, "only floats"),
+            (descr("'<float32'"), 8, "only floats"),
+            (descr("'F4'"), 8, "only floats"),
+            (descr("' f4'"), 8, "only floats"),
+            (descr("'@f4'"), 8, "only floats"),
+            (descr("''"), 8, "only floats"),
+            (descr("'é'"), 8, "only floats"),
             (descr("4"), 8, "expected a string"),
             (descr("'|O'"), 8, "objects"),
             (descr("'<V2'"), 4, "bfloat16"),
-            (descr("'<f8'"), 16, "'<f8': only float32"),
+            (descr("'<c8'"), 16, "'<c8': only floats"),
+            (descr("'|b1'"), 2, "only floats"),
+            (descr("'>i8'"), 16, "big-endian"),
             (descr("[('a', '<f4')]"), 8, "structured"),
             (descr("'<f4"), 8, "expected"),
             (descr("'<f4', 'descr': '<f4'"), 8, "two entries 'descr'"),

@@ -52,7 +52,7 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
             ));
         }
         let Some(dtype) = dtype(info.dtype) else {
-            return Err(format!("tensor `{name}` is {}: only F32, F16 and BF16 can be reduced", info.dtype));
+            return Err(format!("tensor `{name}` is {}: only {} can be reduced", info.dtype, names()));
         };
         let shape: Vec<u64> = info.shape.iter().map(|&extent| extent as u64).collect();
         let bytes = to - from;
@@ -75,12 +75,13 @@ pub(super) fn read_header(source: &mut impl Read, file_bytes: u64) -> Result<Hea
 }
 
 fn dtype(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::BF16),
-        _ => None,
-    }
+    let name = dtype.to_string();
+    DType::ALL.iter().copied().find(|dtype| dtype.safetensors_name() == name)
+}
+
+/// The names of the types that can be reduced.
+fn names() -> String {
+    DType::ALL.iter().map(|dtype| dtype.safetensors_name()).collect::<Vec<_>>().join(", ")
 }
 
 /// The header's JSON, in its order.
@@ -167,7 +168,8 @@ mod tests {
             (one(r#""dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]"#), 8, "is too large"),
             (one(r#""dtype":"F32","shape":[18446744073709551615,18446744073709551615,0],"data_offsets":[0,0]"#), 0, "is too large"),
             (one(r#""dtype":"F32","shape":[-1],"data_offsets":[0,8]"#), 8, "`w`"),
-            (one(r#""dtype":"I64","shape":[1],"data_offsets":[0,8]"#), 8, "tensor `w` is I64"),
+            (one(r#""dtype":"C64","shape":[1],"data_offsets":[0,8]"#), 8, "tensor `w` is C64"),
+            (one(r#""dtype":"BOOL","shape":[1],"data_offsets":[0,1]"#), 1, "only F32, F64, F16, BF16, F8_E4M3"),
             (one(r#""dtype":"F99","shape":[1],"data_offsets":[0,8]"#), 8, "F99"),
             (one(r#""dtype":"F32","shape":[1]"#), 4, "data_offsets"),
             (r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#
@@ -221,10 +223,10 @@ mod tests {
 
         #[test]
         fn what_the_crate_writes_is_read_as_the_crate_reads_it(
-            shapes in prop::collection::vec((prop::collection::vec(0_usize..4, 0..4), 0..3_usize), 0..6)
+            shapes in prop::collection::vec((prop::collection::vec(0_usize..4, 0..4), 0..8_usize), 0..6)
         ) {
-            let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16];
-            let data = vec![1_u8; 4 * 27 * 3];
+            let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64, Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::I8, Dtype::U64];
+            let data = vec![1_u8; 8 * 27 * 3];
             let views = shapes.iter().enumerate().map(|(index, (shape, dtype))| {
                 let bytes = shape.iter().product::<usize>() * dtypes[*dtype].bitsize() / 8;
                 (format!("t{index}"), TensorView::new(dtypes[*dtype], shape.clone(), &data[..bytes]).unwrap())
