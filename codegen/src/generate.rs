@@ -201,17 +201,12 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 
 /// The table of the documentation, in Markdown: which element types there are and which reductions they offer.
 pub fn document() -> String {
-    let mut text = String::from("| type | Rust | nccl-tests | bytes |");
-    for reduction in REDUCTIONS {
-        text += &format!(" {} |", reduction.name);
-    }
-    text += &format!("\n|{}\n", " --- |".repeat(4 + REDUCTIONS.len()));
+    let mut text = String::from("| type | Rust | nccl-tests | bytes | reductions |\n|:--|:--|:--|--:|:--|\n");
     for dtype in DTYPES {
-        text += &format!("| `{}` | `{}` | `{}` | {} |", dtype.name, dtype.rust, dtype.nccl, dtype.bytes);
-        for reduction in REDUCTIONS {
-            text.push_str(if dtype.offers(reduction) { " ✓ |" } else { " – |" });
-        }
-        text.push('\n');
+        let offered: Vec<&str> =
+            REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction)).map(|reduction| reduction.name).collect();
+        let DType { name, rust, nccl, bytes, .. } = dtype;
+        line(&mut text, format_args!("| `{name}` | `{rust}` | `{nccl}` | {bytes} | {} |", offered.join(", ")));
     }
     text
 }
@@ -255,9 +250,12 @@ mod tests {
     }
 
     #[test]
-    fn the_documentations_table_has_a_line_for_each_type_and_a_column_for_each_reduction() {
+    fn the_documentations_table_has_a_line_for_each_type() {
         let text = document();
         assert_eq!(text.lines().count(), 2 + DTYPES.len());
-        assert!(text.lines().all(|line| line.matches('|').count() == 5 + REDUCTIONS.len()), "{text}");
+        assert!(
+            text.contains("| `i8` | `i8` | `int8` | 1 | sum, prod, min, max, avg, scaled_sum, band, bor, bxor |"),
+            "{text}"
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! Widening and narrowing of 16-bit floats, against the `half` crate.
+//! Widening and narrowing of 16-bit floats, against the `half` crate, and of 8-bit ones, against their definition.
 
 use half::{bf16, f16};
-use tutti_kernels::element::{Bf16, Element, F16};
+use tutti_kernels::element::{Bf16, Element, F8E4m3, F8E5m2, F16};
 use tutti_kernels::target::{narrow_f16, widen_f16};
 
 /// What one element type does, beside what the `half` crate does.
@@ -130,4 +130,77 @@ fn a_widened_nan_keeps_its_payload() {
         assert_eq!(wide & !0x40_0000, 0xff80_0000 | u32::from(payload & 0x1ff) << 13);
     }
     assert_eq!(narrow_f16(f32::NAN) & 0x7c00, 0x7c00);
+}
+
+/// The value of an 8-bit float with so many mantissa bits, from the definition of the format; none of a NaN. (e4m3 has no
+/// infinities, and a NaN where all bits are ones.)
+fn value_of_eight_bits(bits: u8, mantissa_bits: i32, bias: i32) -> Option<f64> {
+    let (exponent, mantissa) = (i32::from(bits & 0x7f) >> mantissa_bits, i32::from(bits) & ((1 << mantissa_bits) - 1));
+    let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
+    if mantissa_bits == 3 && bits & 0x7f == 0x7f || mantissa_bits == 2 && exponent == 31 && mantissa != 0 {
+        return None;
+    }
+    if mantissa_bits == 2 && exponent == 31 {
+        return Some(sign * f64::INFINITY);
+    }
+    let (significand, exponent) =
+        if exponent == 0 { (mantissa, 1) } else { (mantissa + (1 << mantissa_bits), exponent) };
+    Some(sign * f64::from(significand) * 2.0_f64.powi(exponent - bias - mantissa_bits))
+}
+
+#[test]
+fn eight_bit_floats_widen_to_their_values_and_narrow_to_the_nearest_finite_one() {
+    fn check<E: Element<Bits = u8, Number = f32>>(mantissa_bits: i32, bias: i32) {
+        let values: Vec<Option<f64>> =
+            (0..=u8::MAX).map(|bits| value_of_eight_bits(bits, mantissa_bits, bias)).collect();
+        for (bits, value) in (0..=u8::MAX).zip(&values) {
+            let wide = E::widen(bits);
+            assert_eq!(wide.is_sign_negative(), bits >> 7 == 1, "{bits:#x}");
+            match value {
+                Some(value) => assert_eq!(f64::from(wide), *value, "{bits:#x}"),
+                None => assert!(wide.is_nan(), "{bits:#x}"),
+            }
+        }
+        // The finite magnitudes, which ascend with their bits.
+        let magnitudes: Vec<f64> = values[..0x80].iter().flatten().copied().filter(|value| value.is_finite()).collect();
+        let nearest = |magnitude: f64| {
+            let above = magnitudes.partition_point(|value| *value < magnitude);
+            match (above.checked_sub(1), magnitudes.get(above)) {
+                (_, None) => magnitudes.len() - 1,
+                (None, Some(_)) => 0,
+                (Some(below), Some(next)) => match (magnitude - magnitudes[below]).total_cmp(&(next - magnitude)) {
+                    std::cmp::Ordering::Less => below,
+                    std::cmp::Ordering::Greater => above,
+                    std::cmp::Ordering::Equal => below + below % 2,
+                },
+            }
+        };
+        let check_narrow = |value: f32| {
+            let came = E::narrow(value);
+            if value.is_nan() {
+                assert_eq!(values[usize::from(came)], None, "a NaN became {came:#x}");
+            } else {
+                let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+                let expected = nearest(f64::from(value.abs())) as u8 | sign;
+                assert_eq!(came, expected, "narrow({value:e} = {:#x})", value.to_bits());
+            }
+        };
+        for pair in magnitudes.windows(2) {
+            for near in [pair[0] as f32, ((pair[0] + pair[1]) / 2.0) as f32] {
+                for distance in -3..=3_i32 {
+                    let value = f32::from_bits(near.to_bits().saturating_add_signed(distance));
+                    check_narrow(value);
+                    check_narrow(-value);
+                }
+            }
+        }
+        for bits in (0..=u32::MAX).step_by(40_009) {
+            check_narrow(f32::from_bits(bits));
+        }
+        for special in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN, 0.0, -0.0, 1e-45] {
+            check_narrow(special);
+        }
+    }
+    check::<F8E4m3>(3, 7);
+    check::<F8E5m2>(2, 15);
 }
