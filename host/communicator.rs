@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::calls::CallBuilder;
 use crate::core::{Core, MemoryReport, TimedStep, World};
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
 use crate::pending::Queue;
@@ -47,7 +47,8 @@ pub fn local_with(rank_count: usize, options: Options) -> Result<Vec<Communicato
 ///
 /// All ranks make the same calls in the same order; each call returns when this rank's buffers are its own again, with the
 /// result in place. Calls that differ, ranks that do not come and ranks that go are errors that name the ranks (see
-/// [`Error`]). Counts are in elements; buffers are slices, vectors or arrays of elements ([`Element`]). A count of
+/// [`Error`]). Counts are in elements; buffers are slices, vectors or arrays of elements
+/// ([`Element`](crate::Element)). A count of
 /// zero moves nothing, and is a call like any other. In a broadcast or a reduce a rank may be done before others have come to
 /// the call, but not before they have come to the one before it.
 ///

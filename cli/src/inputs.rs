@@ -301,7 +301,9 @@ mod tests {
     #[test]
     fn any_order_gives_the_predicted_bits_of_floats() {
         fn check<T: Number>() {
-            for rank_count in [1, 2, 3, 4, 5, 7, 8, 13, 15, 16, 31, 64, 100, 127, 255, 256, 300, 1000] {
+            // Many ranks are what small types have little room for.
+            let many: &[usize] = if size_of::<T>() <= 2 { &[255, 256, 300, 1000] } else { &[300] };
+            for &rank_count in [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64, 100].iter().chain(many) {
                 for reduction in T::DTYPE.reductions() {
                     let inputs = Inputs::<T>::new(Some(reduction), rank_count);
                     for index in (0..PERIOD).step_by(97) {

@@ -187,7 +187,7 @@ fn check_reduction(args: &ReduceArgs, header: &Header) -> Result<(), Failure> {
     match (reduction, args.scale) {
         (Reduction::ScaledSum, None) => return Err(Failure::Usage("--op scaled_sum needs a --scale".to_owned())),
         (Reduction::ScaledSum, Some(scale)) => {
-            for tensor in header.tensors.iter().filter(|tensor| !tensor.dtype.takes(scale)) {
+            if let Some(tensor) = header.tensors.iter().find(|tensor| !tensor.dtype.takes(scale)) {
                 let (name, dtype) = (shown(&tensor.name), tensor.dtype);
                 return Err(Failure::Failed(format!(
                     "tensor `{name}` is {dtype}, which does not take --scale {scale}"
@@ -197,7 +197,7 @@ fn check_reduction(args: &ReduceArgs, header: &Header) -> Result<(), Failure> {
         (_, Some(_)) => return Err(Failure::Usage(format!("--scale goes with --op scaled_sum, not {reduction}"))),
         (_, None) => {}
     }
-    for tensor in header.tensors.iter().filter(|tensor| !tensor.dtype.offers(reduction)) {
+    if let Some(tensor) = header.tensors.iter().find(|tensor| !tensor.dtype.offers(reduction)) {
         let offered: Vec<&str> = tensor.dtype.reductions().map(Reduction::name).collect();
         let (name, dtype) = (shown(&tensor.name), tensor.dtype);
         let offered = offered.join(", ");

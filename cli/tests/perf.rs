@@ -28,8 +28,8 @@ fn all_is_right(outcome: &Outcome) {
 #[test]
 fn every_type_and_reduction_is_right_for_every_collective() {
     for collective in ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"] {
-        for ranks in ["1", "2", "3", "5"] {
-            let line = format!("perf {collective} -g {ranks} -b 2 -e 40000 -f 11 -n 2 -d all -o all -c 2");
+        for ranks in ["1", "3"] {
+            let line = format!("perf {collective} -g {ranks} -b 2 -e 40000 -f 11 -n 1 -d all -o all -c 2");
             let outcome = run_line(&line).good();
             // Sizes are 2, 22, 242, 2662 and 29282 bytes; those that hold no whole element for each rank are left out.
             let blocks =

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Outcome, finish, names, run, tutti};
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -35,6 +36,17 @@ impl Tensor {
             Dtype::F32 => values.flat_map(|&value| (value as f32).to_le_bytes()).collect(),
             Dtype::F16 => values.flat_map(|&value| f16::from_f64(value).to_le_bytes()).collect(),
             Dtype::BF16 => values.flat_map(|&value| bf16::from_f64(value).to_le_bytes()).collect(),
+            Dtype::F64 => values.flat_map(|&value| value.to_le_bytes()).collect(),
+            Dtype::F8_E4M3 => values.map(|&value| F8E4M3::from_f64(value).to_bits()).collect(),
+            Dtype::F8_E5M2 => values.map(|&value| F8E5M2::from_f64(value).to_bits()).collect(),
+            Dtype::I8 => values.map(|&value| value as i8 as u8).collect(),
+            Dtype::U8 => values.map(|&value| value as u8).collect(),
+            Dtype::I16 => values.flat_map(|&value| (value as i16).to_le_bytes()).collect(),
+            Dtype::U16 => values.flat_map(|&value| (value as u16).to_le_bytes()).collect(),
+            Dtype::I32 => values.flat_map(|&value| (value as i32).to_le_bytes()).collect(),
+            Dtype::U32 => values.flat_map(|&value| (value as u32).to_le_bytes()).collect(),
+            Dtype::I64 => values.flat_map(|&value| (value as i64).to_le_bytes()).collect(),
+            Dtype::U64 => values.flat_map(|&value| (value as u64).to_le_bytes()).collect(),
             other => panic!("no rule for {other}"),
         }
     }
@@ -42,12 +54,24 @@ impl Tensor {
 
 fn decode(dtype: Dtype, data: &[u8]) -> Vec<f64> {
     let pairs = || data.chunks_exact(2).map(|bytes| [bytes[0], bytes[1]]);
+    let words = |value: &dyn Fn(u128) -> f64| {
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0_u128, |word, &byte| word << 8 | u128::from(byte));
+        data.chunks_exact(dtype.bitsize() / 8).map(|bytes| value(word(bytes))).collect()
+    };
     match dtype {
         Dtype::F32 => {
             data.chunks_exact(4).map(|bytes| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))).collect()
         }
         Dtype::F16 => pairs().map(|bytes| f16::from_le_bytes(bytes).to_f64()).collect(),
         Dtype::BF16 => pairs().map(|bytes| bf16::from_le_bytes(bytes).to_f64()).collect(),
+        Dtype::F64 => words(&|word| f64::from_bits(word as u64)),
+        Dtype::F8_E4M3 => words(&|word| F8E4M3::from_bits(word as u8).to_f64()),
+        Dtype::F8_E5M2 => words(&|word| F8E5M2::from_bits(word as u8).to_f64()),
+        Dtype::I8 => words(&|word| f64::from(word as i8)),
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => words(&|word| word as f64),
+        Dtype::I16 => words(&|word| f64::from(word as i16)),
+        Dtype::I32 => words(&|word| f64::from(word as i32)),
+        Dtype::I64 => words(&|word| word as i64 as f64),
         other => panic!("no rule for {other}"),
     }
 }
@@ -258,6 +282,94 @@ fn npy_files_of_both_types_and_of_any_shape_reduce() {
     assert_eq!(decode(Dtype::F16, &bytes[bytes.len() - 2..]), [75.0]);
 }
 
+/// The types beside those of the tests above, and whether they hold negative numbers.
+const OTHERS: [(Dtype, bool); 11] = [
+    (Dtype::F64, true),
+    (Dtype::F8_E4M3, true),
+    (Dtype::F8_E5M2, true),
+    (Dtype::I8, true),
+    (Dtype::U8, false),
+    (Dtype::I16, true),
+    (Dtype::U16, false),
+    (Dtype::I32, true),
+    (Dtype::U32, false),
+    (Dtype::I64, true),
+    (Dtype::U64, false),
+];
+
+#[test]
+fn every_type_of_a_safetensors_file_reduces_and_integers_average_toward_zero() {
+    let place = Place::new();
+    // Of three files: sums of 7, 5, and of negative types -7 and -12.
+    let values = [[3.0, 1.0, -3.0, -4.0], [2.0, 2.0, -2.0, -4.0], [2.0, 2.0, -2.0, -4.0]];
+    let files: Vec<PathBuf> = values
+        .iter()
+        .enumerate()
+        .map(|(file, values)| {
+            let tensor = |&(dtype, negative): &(Dtype, bool)| {
+                Tensor::new(&dtype.to_string(), dtype, &[if negative { 4 } else { 2 }], |index| values[index])
+            };
+            place.write(&format!("{file}.safetensors"), &OTHERS.iter().map(tensor).collect::<Vec<_>>())
+        })
+        .collect();
+    let output = place.path("out.safetensors");
+    let inputs: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+    for (op, expected) in [
+        ("sum", [7.0, 5.0, -7.0, -12.0]),
+        ("avg", [2.0, 1.0, -2.0, -4.0]),
+        ("min", [2.0, 1.0, -3.0, -4.0]),
+        ("max", [3.0, 2.0, -2.0, -4.0]),
+    ] {
+        reduce(&inputs, op, &output).good();
+        let bytes = fs::read(&output).unwrap();
+        let result = SafeTensors::deserialize(&bytes).unwrap();
+        for (dtype, negative) in OTHERS {
+            let got = decode(dtype, result.tensor(&dtype.to_string()).unwrap().data());
+            let expected = &expected[..if negative { 4 } else { 2 }];
+            let is_float = dtype.to_string().starts_with('F');
+            if op == "avg" && is_float {
+                let near = got.iter().zip([7.0, 5.0, -7.0, -12.0]).all(|(got, sum)| (got - sum / 3.0).abs() < 0.2);
+                assert!(near, "{dtype}: {got:?}");
+            } else {
+                assert_eq!(got, expected, "{op} of {dtype}");
+            }
+        }
+    }
+    reduce(&inputs, "bxor", &output).failed(1, &["tensor `F64` is f64, which offers sum, prod", "but not bxor"]);
+    reduce(&inputs, "scaled_sum", &output).failed(2, &["--scale"]);
+}
+
+#[test]
+fn npy_files_of_integers_reduce_and_scale() {
+    let place = Place::new();
+    let [a, b] = [("a.npy", 7_i64), ("b.npy", -10)].map(|(name, value)| {
+        let dictionary = "{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }\n";
+        place.write_npy(name, dictionary, &value.to_le_bytes())
+    });
+    let output = place.path("out.npy");
+    let result = || decode(Dtype::I64, fs::read(&output).unwrap().last_chunk::<8>().unwrap());
+    reduce(&[&a, &b], "avg", &output).good();
+    assert_eq!(result(), [-1.0]);
+    reduce(&[&a, &b], "bxor", &output).good();
+    assert_eq!(result(), [(7_i64 ^ -10) as f64]);
+    let with_scale = |scale: &str| {
+        run([
+            "reduce".as_ref(),
+            a.as_os_str(),
+            b.as_os_str(),
+            "--op".as_ref(),
+            "scaled_sum".as_ref(),
+            "--scale".as_ref(),
+            scale.as_ref(),
+            "-o".as_ref(),
+            output.as_os_str(),
+        ])
+    };
+    with_scale("-5").good();
+    assert_eq!(result(), [15.0]);
+    with_scale("0.5").failed(1, &["tensor `array` is i64, which does not take --scale 0.5"]);
+}
+
 #[test]
 fn a_single_file_is_its_own_reduction() {
     let place = Place::new();
@@ -350,7 +462,7 @@ fn malformed_files_are_named_with_the_reason_and_nothing_is_written() {
     for (header, data_bytes, reason) in [
         (entry("F32", "[2]", 0, 8), 7, "truncated"),
         (entry("F32", "[2]", 0, 8), 100, "trailing"),
-        (entry("I64", "[1]", 0, 8), 8, "tensor `w` is I64"),
+        (entry("C64", "[1]", 0, 8), 8, "tensor `w` is C64"),
         (entry("F32", "[9223372036854775807,9223372036854775807]", 0, 8), 8, "is too large"),
         (entry("F32", "[2]", 1 << 63, (1 << 63) + 8), 8, "must begin at 0"),
         ("not json".to_owned(), 0, "header"),

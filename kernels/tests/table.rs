@@ -72,7 +72,7 @@ const WHOLE_FINISH: u64 = 3;
 
 /// What must come out of one element of each source, the marked ones scaled; none of a NaN.
 fn expected(dtype: &DType, reduction: &Reduction, bits: &[u64], finishes: bool) -> Option<u64> {
-    let is_scaled = |nth: usize| nth % 2 == 0;
+    let is_scaled = |nth: usize| nth.is_multiple_of(2);
     let scales = matches!(reduction.name, "avg" | "scaled_sum");
     let finishes = finishes && reduction.name == "avg";
     macro_rules! floats {
@@ -200,7 +200,7 @@ fn check(place: (usize, usize), isa: Isa, shape: (usize, usize), count: usize, s
             Operand { kind: operand_kind::LOCAL, flags, index: 0, buffer: 0, offset: 0 }
         })
         .collect();
-    let finishes = count % 2 == 0;
+    let finishes = count.is_multiple_of(2);
     let (scale, finish) = match (dtype.kind, dtype.name) {
         (Kind::Float, "f64") => (SCALE.to_bits(), FINISH.to_bits()),
         (Kind::Float, _) => ((SCALE as f32).to_bits().into(), (FINISH as f32).to_bits().into()),

@@ -456,3 +456,42 @@ pub(crate) fn mistakes_are_described_with_what_was_expected_and_what_came(make: 
         assert!(error.to_string().contains("broadcast is offered by tree, chain, direct"), "{error}");
     });
 }
+
+pub(crate) fn reductions_and_scales_that_do_not_fit_are_described_and_do_no_harm(make: Make) {
+    within(SOON, move || {
+        let communicators = make(2, options(|_| {})).unwrap();
+        let one = &communicators[1];
+        let (mut floats, mut whole) = ([1.0_f32; 3], [1_u8; 3]);
+        let text = |result: tutti::Result<()>| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Caller, "{error}");
+            error.to_string()
+        };
+        assert_eq!(
+            text(one.all_reduce_in_place(&mut floats, Reduction::Bxor)),
+            "all_reduce: reduction: expected one of sum, prod, min, max, avg, scaled_sum for f32, or for bxor elements of i8, \
+             u8, i16, u16, i32, u32, i64, u64, came bxor of f32"
+        );
+        assert_eq!(
+            text(one.reduce_in_place(&mut floats, Reduction::ScaledSum, 0)),
+            "reduce: scale: expected one, as in communicator.call().scale(0.5), for a scaled_sum, came none"
+        );
+        assert_eq!(
+            text(one.call().scale(2).all_reduce_in_place(&mut floats, Reduction::Sum)),
+            "all_reduce: scale: expected none: only a scaled_sum scales, came 2"
+        );
+        assert_eq!(
+            text(one.call().scale(0.5).all_reduce_in_place(&mut whole, Reduction::ScaledSum)),
+            "all_reduce: scale: expected a whole number from 0 to 255 for u8, came 0.5"
+        );
+        assert!(text(one.call().scale(-1).broadcast_in_place(&mut whole, 0)).contains("only a scaled_sum scales"));
+        let failed = one.call().all_reduce_async(vec![1.0_f64], Reduction::Band).unwrap_err();
+        assert_eq!((failed.error.kind(), failed.buffer), (ErrorKind::Caller, vec![1.0]));
+        let mut group = Group::new();
+        let added = group.call(one).all_reduce_in_place(&mut whole, Reduction::ScaledSum);
+        assert_eq!(added.unwrap_err().kind(), ErrorKind::Caller);
+        group.run().unwrap();
+        assert_eq!((floats, whole), ([1.0; 3], [1; 3]));
+        call(&communicators, &Case::new(Collective::AllReduce, DType::U8, Reduction::Bxor, 100), Drive::Threads);
+    });
+}

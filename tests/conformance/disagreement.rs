@@ -444,3 +444,35 @@ pub(crate) fn large_calls_that_differ_by_one_element_write_nothing_outside_their
         }
     });
 }
+
+pub(crate) fn scaled_sums_that_differ_in_their_scale_name_both_scales(make: Make) {
+    within(SOON, move || {
+        for algorithm in Collective::AllReduce.algorithms() {
+            for odd in 0..3 {
+                let errors = on_threads(make(3, options(|_| {})).unwrap(), |communicator| {
+                    let scale = if communicator.rank() == odd { 0.75 } else { -0.5 };
+                    let mut buffer = [1.0_f32; 9];
+                    let call = communicator.call().algorithm(algorithm).scale(scale);
+                    let result = call.all_reduce_in_place(&mut buffer, Reduction::ScaledSum);
+                    result.and_then(|()| communicator.barrier()).unwrap_err()
+                });
+                for error in errors {
+                    assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{error}");
+                    let text = error.to_string();
+                    assert!(
+                        text.contains("scaled_sum, scale 0.75") && text.contains("scaled_sum, scale -0.5"),
+                        "{text}"
+                    );
+                }
+            }
+        }
+        // The same number is the same scale, whatever type it came in.
+        on_threads(make(2, options(|_| {})).unwrap(), |communicator| {
+            let call = communicator.call();
+            let call = if communicator.rank() == 0 { call.scale(3) } else { call.scale(3.0) };
+            let mut buffer = [2_i16, -5];
+            call.all_reduce_in_place(&mut buffer, Reduction::ScaledSum).unwrap();
+            assert_eq!(buffer, [12, -30]);
+        });
+    });
+}

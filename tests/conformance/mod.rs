@@ -87,6 +87,7 @@ macro_rules! conformance {
                 ranks_that_only_send_notice_who_comes_later
                 any_single_difference_in_a_row_of_calls_reaches_every_rank
                 large_calls_that_differ_by_one_element_write_nothing_outside_their_buffers
+                scaled_sums_that_differ_in_their_scale_name_both_scales
             ];
             deadlines: [
                 a_rank_that_never_comes_is_named_on_every_rank
@@ -116,6 +117,7 @@ macro_rules! conformance {
                 a_broken_communicator_stays_broken_with_the_same_error
                 mistakes_of_one_caller_leave_the_communicator_usable
                 mistakes_are_described_with_what_was_expected_and_what_came
+                reductions_and_scales_that_do_not_fit_are_described_and_do_no_harm
             ];
             lending: [
                 nobody_touches_buffers_after_an_aborted_call_has_returned
