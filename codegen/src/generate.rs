@@ -52,7 +52,8 @@ pub unsafe fn row(dtype: usize, reduction: usize, isa: Isa) -> Option<Row> {
     );
     for (reduction_index, reduction) in REDUCTIONS.iter().enumerate() {
         for (dtype_index, dtype) in DTYPES.iter().enumerate().filter(|(_, dtype)| dtype.offers(reduction)) {
-            let (marker, variant, loops) = (dtype.host_marker(reduction), reduction.variant, dtype.loops(reduction));
+            let (marker, variant, loops) =
+                (dtype.host_marker(reduction), reduction.variant, dtype.host_loops(reduction));
             line(
                 &mut text,
                 format_args!(

@@ -96,6 +96,12 @@ impl DType {
         if self.is_common(reduction) { 4 } else { 2 }
     }
 
+    /// The same on the host, where a row that goes without is little slower.
+    pub fn host_loops(&self, reduction: &Reduction) -> u32 {
+        let is_rare = matches!(reduction.name, "prod" | "scaled_sum") || (self.kind == Kind::Float && self.bytes == 1);
+        if is_rare { 0 } else { self.loops(reduction) }
+    }
+
     /// The type in `tutti_kernels::element` whose kernel serves this one as well on the host.
     pub fn host_marker(&self, reduction: &Reduction) -> &'static str {
         let same = |other: &&DType| match reduction.sees {
