@@ -44,7 +44,7 @@ impl Guarded {
 
     /// What a place holds that nobody has written to.
     fn untouched(&self, place: usize) -> Number {
-        self.format.from_bits(mix(place as u64 + 0x7075_7474))
+        self.format.number(mix(place as u64 + 0x7075_7474))
     }
 
     /// The storage's bytes from the first aligned element on.
@@ -69,7 +69,7 @@ impl Guarded {
         let bytes = self.format.dtype.bytes();
         let mut bits = [0; 8];
         bits[..bytes].copy_from_slice(&self.bytes()[place * bytes..(place + 1) * bytes]);
-        self.format.from_bits(u64::from_le_bytes(bits))
+        self.format.number(u64::from_le_bytes(bits))
     }
 
     /// The elements.

@@ -84,7 +84,7 @@ impl Case {
         if format.dtype.is_integer() {
             return match self.values {
                 Values::Exact => format.wrapped((random % 29) as i128 - 14),
-                Values::Rough => format.from_bits(random),
+                Values::Rough => format.number(random),
             };
         }
         let product = self.collective.reduces() && self.reduction == Reduction::Prod;

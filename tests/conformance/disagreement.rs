@@ -20,7 +20,7 @@ enum Call {
 impl Call {
     fn make(self, communicator: &Communicator) -> tutti::Result<()> {
         fn made(communicator: &Communicator, case: &Case) -> tutti::Result<()> {
-            let input = vec![Format::of(case.dtype).from_bits(0); case.input_count(communicator.rank_count())];
+            let input = vec![Format::of(case.dtype).number(0); case.input_count(communicator.rank_count())];
             let mut buffers = Buffers::new(case, communicator.rank(), communicator.rank_count(), &input);
             buffers.call(communicator, case)
         }

@@ -61,13 +61,13 @@ impl Format {
     }
 
     /// From bits, of which there are as many as the type has; others are ignored.
-    pub(crate) fn from_bits(&'static self, bits: u64) -> Number {
+    pub(crate) fn number(&'static self, bits: u64) -> Number {
         Number { bits: bits & (self.sign_bit | (self.sign_bit - 1)), format: self }
     }
 
     /// The number whose value this is; it must be one.
     pub(crate) fn exact(&'static self, value: f64) -> Number {
-        self.from_bits((self.exact)(value))
+        self.number((self.exact)(value))
     }
 
     /// The nearest number, ties to even.
@@ -81,22 +81,22 @@ impl Format {
 
     /// The integer that is this number modulo two to the number of its bits.
     pub(crate) fn wrapped(&'static self, value: i128) -> Number {
-        self.from_bits(value as u64)
+        self.number(value as u64)
     }
 
     /// The largest finite value.
     pub(crate) fn largest(&'static self) -> f64 {
-        self.from_bits(self.largest_bits).value()
+        self.number(self.largest_bits).value()
     }
 
     /// The smallest positive value.
     pub(crate) fn smallest(&'static self) -> f64 {
-        self.from_bits(1).value()
+        self.number(1).value()
     }
 
     /// The smallest positive value with full precision.
     pub(crate) fn smallest_normal(&'static self) -> f64 {
-        self.from_bits(1 << (self.precision - 1)).value()
+        self.number(1 << (self.precision - 1)).value()
     }
 }
 

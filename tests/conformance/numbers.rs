@@ -62,7 +62,7 @@ pub(crate) fn a_nan_at_any_rank_is_a_nan_everywhere(make: Make) {
             // Quiet and signalling, of both signs, in the vector part and in the rest.
             for (nth, index) in [0, count / 3, count / 2, count - 1].into_iter().enumerate() {
                 let sign = if nth / 2 == 0 { 0 } else { format.sign_bit };
-                inputs[nan_rank][index] = format.from_bits(sign | format.nan_bits[nth % 2]);
+                inputs[nan_rank][index] = format.number(sign | format.nan_bits[nth % 2]);
             }
             call_with(communicators, case, Drive::Group, &inputs);
         }
@@ -84,7 +84,7 @@ pub(crate) fn nans_that_differ_between_ranks_are_a_nan_on_every_rank(make: Make)
             for (index, element) in input.iter_mut().enumerate().filter(|(index, _)| !(index + rank).is_multiple_of(3))
             {
                 let sign = if rank % 2 == 0 { format.sign_bit } else { 0 };
-                *element = format.from_bits(sign | format.nan_bits[(rank + index) % 2]);
+                *element = format.number(sign | format.nan_bits[(rank + index) % 2]);
             }
         }
         call_with(communicators, case, Drive::Group, &inputs);
@@ -106,10 +106,10 @@ pub(crate) fn copies_keep_every_bit_pattern(make: Make) {
                     if format.dtype.bytes() <= 2 {
                         index ^ rank
                     } else {
-                        mix(index ^ rank << 40) | format.nan_bits[1] * (index % 3 / 2)
+                        mix(index ^ rank << 40) | (format.nan_bits[1] * (index % 3 / 2))
                     }
                 };
-                (0..case.count as u64).map(|index| format.from_bits(pattern(index))).collect()
+                (0..case.count as u64).map(|index| format.number(pattern(index))).collect()
             })
             .collect();
         call_with(communicators, case, drive, &inputs);
@@ -159,7 +159,7 @@ fn special_values(format: &'static Format) -> Vec<Number> {
         format.nan_bits[0],
         format.nan_bits[1],
     ];
-    magnitudes.into_iter().flat_map(|bits| [format.from_bits(bits), format.from_bits(bits | format.sign_bit)]).collect()
+    magnitudes.into_iter().flat_map(|bits| [format.number(bits), format.number(bits | format.sign_bit)]).collect()
 }
 
 pub(crate) fn special_values_meet_as_ieee_says(make: Make) {
@@ -200,8 +200,8 @@ pub(crate) fn all_values_of_8_and_16_bits_meet_as_they_should(make: Make) {
         };
         // Results are never infinite where they saturate, and then it depends on the algorithm how far an infinity gets.
         let number = |bits: u64| {
-            let number = format.from_bits(bits);
-            if format.saturates && number.value().is_infinite() { format.from_bits(0) } else { number }
+            let number = format.number(bits);
+            if format.saturates && number.value().is_infinite() { format.number(0) } else { number }
         };
         let indices = || 0..1 << 16;
         let (left, right) =
@@ -236,7 +236,7 @@ pub(crate) fn minus_zero_is_less_than_plus_zero(make: Make) {
             .map(|rank| {
                 (0..case.input_count(rank_count))
                     .map(|index| {
-                        format.from_bits(if ((index % combinations) >> rank) & 1 == 1 { format.sign_bit } else { 0 })
+                        format.number(if ((index % combinations) >> rank) & 1 == 1 { format.sign_bit } else { 0 })
                     })
                     .collect()
             })
@@ -355,7 +355,7 @@ pub(crate) fn subnormals_are_kept_whatever_mode_the_calling_thread_is_in(make: M
         // Small multiples of the smallest number, halves of which are numbers too; for products, a one beside them.
         let units = |rank: usize, index: usize| match (reduction, rank) {
             (Reduction::Prod, 1) => format.exact(1.0),
-            _ => format.from_bits(2 * (index as u64 % if format.precision <= 4 { 2 } else { 50 }) + 4 * rank as u64),
+            _ => format.number(2 * (index as u64 % if format.precision <= 4 { 2 } else { 50 }) + 4 * rank as u64),
         };
         let expected: Vec<u64> = (0..200)
             .map(|index| {
@@ -420,7 +420,7 @@ pub(crate) fn averages_next_to_zero_lose_no_more_than_is_documented(make: Make) 
         // Of numbers that are multiples of the smallest one, as many as make no sum that is rounded.
         let limit = if format.precision <= 4 { 2 } else { 40 };
         let mut tiny =
-            || format.from_bits(random.below(limit) as u64 | if random.below(2) == 0 { format.sign_bit } else { 0 });
+            || format.number(random.below(limit) as u64 | if random.below(2) == 0 { format.sign_bit } else { 0 });
         let inputs: Vec<Vec<Number>> = (0..rank_count).map(|_| (0..case.count).map(|_| tiny()).collect()).collect();
         let all = make_call(communicators, &case, Drive::Group, &inputs).unwrap();
         let scaling = if matches!(algorithm, Algorithm::Direct | Algorithm::OneShot) && format.dtype.bytes() < 4 {

@@ -241,15 +241,15 @@ fn the_oracles_types_are_the_librarys() {
         assert_eq!(format.sign_bit, 1 << (8 * dtype.bytes() - 1));
         if dtype.is_integer() {
             let least = if dtype.is_signed() { -i128::from(format.sign_bit) } else { 0 };
-            assert_eq!(format.from_bits(format.largest_bits.wrapping_add(1)).whole(), least);
-            assert_eq!(format.from_bits(format.largest_bits).whole(), (1 << format.precision) - 1);
+            assert_eq!(format.number(format.largest_bits.wrapping_add(1)).whole(), least);
+            assert_eq!(format.number(format.largest_bits).whole(), (1 << format.precision) - 1);
             return;
         }
         let beyond = format.nearest(format.largest() * 1.5).value();
         assert!(if format.saturates { beyond == format.largest() } else { beyond == f64::INFINITY }, "{dtype}");
-        assert!(format.nan_bits.iter().all(|bits| format.from_bits(*bits).is_nan()), "{dtype}");
+        assert!(format.nan_bits.iter().all(|bits| format.number(*bits).is_nan()), "{dtype}");
         for bits in (0..=0xff).map(|bits| bits * (format.sign_bit >> 7)) {
-            let number = format.from_bits(bits);
+            let number = format.number(bits);
             let is_infinite_and_saturates = format.saturates && number.value().is_infinite();
             assert!(
                 number.is_nan() || is_infinite_and_saturates || format.exact(number.value()).bits() == bits,

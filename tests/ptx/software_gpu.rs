@@ -8,9 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use softgpu::{Arguments, LaunchOptions, LoadedModule, Machine, MemoryKind, Module};
 use tutti::ptx::{Entry, EntryKind};
+use tutti_codegen::Kind;
 
 /// Cases of each stand-alone copy-and-reduce.
 const CASES: usize = 12;
@@ -35,11 +37,14 @@ impl Random {
     }
 }
 
+/// A float of up to 32 bits.
 fn widen(dtype: &str, bytes: &[u8]) -> f32 {
     match dtype {
         "f32" => f32::from_le_bytes(bytes.try_into().unwrap()),
         "f16" => f16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
         "bf16" => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+        "f8e4m3" => F8E4M3::from_bits(bytes[0]).to_f32(),
+        "f8e5m2" => F8E5M2::from_bits(bytes[0]).to_f32(),
         _ => panic!("what {dtype} is worth is not known here"),
     }
 }
@@ -48,7 +53,9 @@ fn narrow(dtype: &str, value: f32) -> Vec<u8> {
     match dtype {
         "f32" => value.to_le_bytes().to_vec(),
         "f16" => f16::from_f32(value).to_le_bytes().to_vec(),
-        _ => bf16::from_f32(value).to_le_bytes().to_vec(),
+        "bf16" => bf16::from_f32(value).to_le_bytes().to_vec(),
+        "f8e4m3" => vec![F8E4M3::from_f32(value).to_bits()],
+        _ => vec![F8E5M2::from_f32(value).to_bits()],
     }
 }
 
@@ -60,48 +67,86 @@ fn largest(dtype: &str) -> f32 {
     }
 }
 
-fn combine(reduction: &str, left: f32, right: f32) -> f32 {
-    let either_is_nan = left.is_nan() || right.is_nan();
-    let left_is_less = left < right || (left == right && left.is_sign_negative());
-    match reduction {
-        "sum" | "avg" => left + right,
-        "prod" => left * right,
-        "min" | "max" if either_is_nan => f32::NAN,
-        "min" => {
-            if left_is_less {
-                left
-            } else {
-                right
-            }
-        }
-        "max" => {
-            if left_is_less {
-                right
-            } else {
-                left
-            }
-        }
-        _ => panic!("what {reduction} does is not known here"),
+/// Any element, or a float of some size.
+fn random_element(entry: &Entry, random: &mut Random, any: bool) -> Vec<u8> {
+    let dtype = entry.dtype;
+    let value = random.below(4001) as f32 / 64.0 - 31.0;
+    match (dtype.kind, dtype.name) {
+        (Kind::Float, "f64") if !any => (f64::from(value) / 3.0).to_le_bytes().to_vec(),
+        (Kind::Float, name) if !any => narrow(name, value),
+        _ => random.next().to_le_bytes()[..dtype.bytes as usize].to_vec(),
     }
 }
 
-/// What must come out of one element of each source.
+/// What a reduction makes of two floats.
+macro_rules! combine {
+    ($reduction:expr, $left:expr, $right:expr) => {{
+        let (left, right) = ($left, $right);
+        let left_is_less = left < right || (left == right && left.is_sign_negative());
+        match $reduction {
+            "sum" | "avg" | "scaled_sum" => left + right,
+            "prod" => left * right,
+            "min" | "max" if left.is_nan() || right.is_nan() => left + right,
+            "min" if left_is_less => left,
+            "max" if left_is_less => right,
+            "min" => right,
+            "max" => left,
+            other => panic!("what {other} does is not known here"),
+        }
+    }};
+}
+
+/// What must come out of one element of each source; only floats of up to 32 bits are scaled here.
 fn expected(entry: &Entry, sources: &[&[u8]], scale: Option<f32>, finish: Option<f32>) -> Vec<u8> {
-    let (dtype, averages) = (entry.dtype.name, entry.reduction.name == "avg");
+    let (dtype, reduction) = (entry.dtype, entry.reduction.name);
     if sources.len() == 1 && scale.is_none() && finish.is_none() {
         return sources[0].to_vec();
     }
-    let numbers = sources.iter().map(|bytes| widen(dtype, bytes) * scale.unwrap_or(1.0));
-    let sum = numbers.reduce(|left, right| combine(entry.reduction.name, left, right)).expect("there is a source");
-    let mut result = sum * finish.unwrap_or(1.0);
-    if averages && sum.is_finite() {
-        result = result.clamp(-largest(dtype), largest(dtype));
+    let no_source = "there is a source";
+    if dtype.kind != Kind::Float {
+        let width = 8 * dtype.bytes;
+        let whole = |bits: u64| {
+            let bits = i128::from(bits & (u64::MAX >> (64 - width)));
+            if dtype.kind == Kind::Signed && bits >> (width - 1) == 1 { bits - (1 << width) } else { bits }
+        };
+        let numbers = sources.iter().map(|bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            whole(u64::from_le_bytes(word))
+        });
+        let result = numbers.reduce(|left, right| match reduction {
+            "sum" | "avg" | "scaled_sum" => whole((left + right) as u64),
+            "prod" => whole(left.wrapping_mul(right) as u64),
+            "min" => left.min(right),
+            "max" => left.max(right),
+            "band" => left & right,
+            "bor" => left | right,
+            "bxor" => left ^ right,
+            other => panic!("what {other} does is not known here"),
+        });
+        return (result.expect(no_source) as u64).to_le_bytes()[..dtype.bytes as usize].to_vec();
     }
-    narrow(dtype, result)
+    if dtype.name == "f64" {
+        let numbers = sources.iter().map(|bytes| f64::from_le_bytes((*bytes).try_into().unwrap()));
+        let result = numbers.reduce(|left, right| combine!(reduction, left, right));
+        return result.expect(no_source).to_le_bytes().to_vec();
+    }
+    let numbers = sources.iter().map(|bytes| widen(dtype.name, bytes) * scale.unwrap_or(1.0));
+    let sum = numbers.reduce(|left, right| combine!(reduction, left, right)).expect(no_source);
+    let mut result = sum * finish.unwrap_or(1.0);
+    if finish.is_some() && sum.is_finite() {
+        result = result.clamp(-largest(dtype.name), largest(dtype.name));
+    }
+    narrow(dtype.name, result)
 }
 
-fn assert_same(dtype: &str, came: &[u8], expected: &[u8], what: impl Fn() -> String) {
-    let are_nan = widen(dtype, came).is_nan() && widen(dtype, expected).is_nan();
+fn assert_same(entry: &Entry, came: &[u8], expected: &[u8], what: impl Fn() -> String) {
+    let is_nan = |bytes: &[u8]| match (entry.dtype.kind, entry.dtype.name) {
+        (Kind::Float, "f64") => f64::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+        (Kind::Float, name) => widen(name, bytes).is_nan(),
+        _ => false,
+    };
+    let are_nan = is_nan(came) && is_nan(expected);
     assert!(came == expected || are_nan, "{}: {came:x?} came, {expected:x?} was expected", what());
 }
 
@@ -130,9 +175,9 @@ fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, 
     let mut addresses = Vec::new();
     let mut inputs: Vec<Vec<u8>> = Vec::new();
     for _ in 0..sources {
-        let element = |random: &mut Random| match random.below(11) {
-            0 => random.next().to_le_bytes()[..bytes_each].to_vec(),
-            _ => narrow(entry.dtype.name, random.below(4001) as f32 / 64.0 - 31.0),
+        let element = |random: &mut Random| {
+            let any = random.below(11) == 0;
+            random_element(entry, random, any)
         };
         let data: Vec<u8> = (0..count).flat_map(|_| element(random)).collect();
         let own_skew = if random.below(3) == 0 { random.below(8) * bytes_each as u64 } else { skew };
@@ -146,15 +191,15 @@ fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, 
     machine.write(list, &words(&addresses)).expect("the memory is there");
 
     let flags = if entry.reduction.name == "avg" { random.below(4) as u32 } else { 0 };
-    let (scale, finish) = (0.25, 1.75);
+    let (scale, finish) = (0.25_f32, 1.75_f32);
     let arguments = Arguments::new()
         .u64(list)
         .u32(sources as u32)
         .u64(list + 8 * sources as u64)
         .u32(destinations as u32)
         .u64(bytes as u64)
-        .f32(scale)
-        .f32(finish)
+        .u64(scale.to_bits().into())
+        .u64(finish.to_bits().into())
         .u32(flags);
     let (grid, block) = (1 + random.below(4) as u32, 32 * (1 + random.below(8) as u32));
     let options = LaunchOptions {
@@ -178,7 +223,7 @@ fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, 
             let place = index * bytes_each..(index + 1) * bytes_each;
             let elements: Vec<&[u8]> = inputs.iter().map(|input| &input[place.clone()]).collect();
             let expected = expected(entry, &elements, scale, finish);
-            assert_same(entry.dtype.name, came, &expected, || format!("{what}: element {index}"));
+            assert_same(entry, came, &expected, || format!("{what}: element {index}"));
         }
     }
     for address in allocations {
@@ -195,7 +240,7 @@ fn pair(low: u32, high: u32) -> u64 {
 fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random: &mut Random) -> Result<(), String> {
     const CHUNK_BYTES: u64 = 1024;
     const SLOTS: u64 = 2;
-    let (dtype, bytes_each) = (entry.dtype.name, entry.dtype.bytes as usize);
+    let bytes_each = entry.dtype.bytes as usize;
     let count = 1 + random.below(3000) as usize;
     let bytes = (count * bytes_each) as u64;
     let allocate = |bytes: u64, device: u32| {
@@ -208,7 +253,7 @@ fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random:
         machine.write(address, &words(values)).expect("the memory is there");
         address
     };
-    let fingerprint = [7, 8, count as u64, 9];
+    let fingerprint = [7, 8, count as u64, 9, 10];
     let abort = allocate(64, 0);
     let stride_bytes = 64 + CHUNK_BYTES;
     // The connection from rank 0 to rank 1, and the one back: slots at the receiver, the counter at the sender.
@@ -217,8 +262,7 @@ fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random:
     let mut launches = Vec::new();
     let mut buffers = Vec::new();
     for rank in 0..2_u32 {
-        let element = |random: &mut Random| narrow(dtype, random.below(513) as f32 / 8.0 - 32.0);
-        let input: Vec<u8> = (0..count).flat_map(|_| element(random)).collect();
+        let input: Vec<u8> = (0..count).flat_map(|_| random_element(entry, random, false)).collect();
         let (input_address, output) = (allocate(bytes, rank), allocate(bytes, rank));
         machine.write(input_address, &input).expect("the memory is there");
         let (sends, receives) = if rank == 0 { (0, 1) } else { (1, 0) };
@@ -240,9 +284,8 @@ fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random:
         let resolved = allocate(64, rank);
         let program = put(&[loops, put(&steps, rank), put(&operands, rank), resolved, pair(1, 0)], rank);
         let completed = allocate(64, rank);
-        let ones = pair(1_f32.to_bits(), 1_f32.to_bits());
         let mut launch = fingerprint.to_vec();
-        launch.extend([input_address, output, 0, 0, send, receive, completed, abort, 0, 0, ones, program, pair(1, 0)]);
+        launch.extend([input_address, output, 0, 0, send, receive, completed, abort, 0, 0, 0, 0, program, pair(1, 0)]);
         launches.push(put(&launch, rank));
         buffers.push((input, output));
     }
@@ -266,7 +309,7 @@ fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random:
             let place = index * bytes_each..(index + 1) * bytes_each;
             // The second rank reduces what it received, and then its own.
             let expected = expected(entry, &[&buffers[0].0[place.clone()], &buffers[1].0[place]], None, None);
-            assert_same(dtype, came, &expected, || {
+            assert_same(entry, came, &expected, || {
                 format!("{} on rank {rank}: element {index} of {count}", entry.name())
             });
         }
