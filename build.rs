@@ -25,13 +25,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use std::{env, thread};
 
-use tutti_codegen::{ARCHITECTURES, Architecture, DTYPES, DType, generate, image_file_name};
+use tutti_codegen::{ARCHITECTURES, Architecture, DTYPES, DType, Kind, generate, image_file_name};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// The hot loops move one address for each operand. Left to itself, the compiler would move one offset for all of them and add
 /// it to each address in every trip, which takes more instructions and more registers.
 const LLVM_ARGUMENTS: &str = "-disable-lsr";
+
+/// A pack of 8-bit floats is many numbers, and where no instruction converts them each takes many: the compiler would keep the
+/// loops over them, and with these the numbers in memory.
+const LLVM_ARGUMENTS_OF_8_BIT_FLOATS: &str = "-disable-lsr -unroll-threshold=1000";
+
+fn llvm_arguments(dtype: &DType) -> &'static str {
+    if dtype.kind == Kind::Float && dtype.bytes == 1 { LLVM_ARGUMENTS_OF_8_BIT_FLOATS } else { LLVM_ARGUMENTS }
+}
 
 /// How long files of other builds stay in the cache.
 const KEEP: Duration = Duration::from_secs(24 * 60 * 60);
@@ -241,7 +249,8 @@ impl Compiler {
             let entries_path = out.join(format!("entries_{}.rs", dtype_row.name));
             write(&entries_path, &entries)?;
             for (architecture, row) in ARCHITECTURES.iter().enumerate() {
-                let made_from = (&self.version, kernels_digest, &entries, row.name, row.ptx, LLVM_ARGUMENTS);
+                let arguments = llvm_arguments(dtype_row);
+                let made_from = (&self.version, kernels_digest, &entries, row.name, row.ptx, arguments);
                 let file_name = image_file_name(dtype_row.name, row.name);
                 let cached = cache.join(format!("{:016x}.{file_name}", digest(&made_from)));
                 if !cached.exists() {
@@ -327,7 +336,7 @@ impl Compiler {
                 .env("TUTTI_ENTRIES", &job.entries)
                 .arg(format!("-Ctarget-cpu={}", job.architecture.name))
                 .arg(format!("-Ctarget-feature=+ptx{}{}", ptx.major, ptx.minor))
-                .arg(format!("-Cllvm-args={LLVM_ARGUMENTS}"))
+                .arg(format!("-Cllvm-args={}", llvm_arguments(job.dtype)))
                 .arg("--sysroot")
                 .arg(sysroot)
                 .arg("--emit=asm")

@@ -134,7 +134,7 @@ fn expected(entry: &Entry, sources: &[&[u8]], scale: Option<f32>, finish: Option
     let numbers = sources.iter().map(|bytes| widen(dtype.name, bytes) * scale.unwrap_or(1.0));
     let sum = numbers.reduce(|left, right| combine!(reduction, left, right)).expect(no_source);
     let mut result = sum * finish.unwrap_or(1.0);
-    if finish.is_some() && sum.is_finite() {
+    if reduction == "avg" && sum.is_finite() {
         result = result.clamp(-largest(dtype.name), largest(dtype.name));
     }
     narrow(dtype.name, result)
