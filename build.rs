@@ -1,5 +1,5 @@
-//! Compiles `kernels/` to PTX, one image for each element type and architecture of the kernel table, and leaves in `OUT_DIR`
-//! what the library includes: `images.rs` (the images, or why there are none) and `dispatch.rs` (the table as a macro).
+//! Compiles `kernels/` to PTX, one image for each element type and each of its architectures in the kernel table, and leaves in
+//! `OUT_DIR` what the library includes: `images.rs` (the images, or why there are none) and `types.rs` (the table's types).
 //!
 //! PTX needs a rustc that has its library's sources beside it, since `core` is compiled for the GPU too. Candidates, the
 //! first that works: `TUTTI_NVPTX_RUSTC`; the rustc that runs this build; rustup's nightly; the distribution's. Without one
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use std::{env, thread};
 
-use tutti_codegen::{ARCHITECTURES, Architecture, DTYPES, DType, Kind, generate, image_file_name};
+use tutti_codegen::{ARCHITECTURES, Architecture, DTYPES, DType, generate, image_file_name};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
@@ -38,7 +38,7 @@ const LLVM_ARGUMENTS: &str = "-disable-lsr";
 const LLVM_ARGUMENTS_OF_8_BIT_FLOATS: &str = "-disable-lsr -unroll-threshold=1000";
 
 fn llvm_arguments(dtype: &DType) -> &'static str {
-    if dtype.kind == Kind::Float && dtype.bytes == 1 { LLVM_ARGUMENTS_OF_8_BIT_FLOATS } else { LLVM_ARGUMENTS }
+    if dtype.is_float8() { LLVM_ARGUMENTS_OF_8_BIT_FLOATS } else { LLVM_ARGUMENTS }
 }
 
 /// How long files of other builds stay in the cache.
@@ -91,7 +91,9 @@ fn images_source(images: &Result<Vec<Image>, String>) -> String {
             let rows: Vec<String> = images
                 .iter()
                 .map(|image| {
-                    let (dtype, architecture, path) = (image.dtype, image.architecture, &image.path);
+                    let (dtype, path) = (image.dtype, &image.path);
+                    let architecture = ARCHITECTURES.iter().position(|row| row == image.architecture);
+                    let architecture = architecture.expect("the image's architecture is a row of the table");
                     format!(
                         "    Image {{ dtype: &tutti_codegen::DTYPES[{dtype}], \
                          architecture: &tutti_codegen::ARCHITECTURES[{architecture}], text: include_str!({path:?}) }},\n"
@@ -107,8 +109,7 @@ fn images_source(images: &Result<Vec<Image>, String>) -> String {
 struct Image {
     /// Index into [`DTYPES`].
     dtype: usize,
-    /// Index into [`ARCHITECTURES`].
-    architecture: usize,
+    architecture: &'static Architecture,
     path: PathBuf,
 }
 
@@ -245,10 +246,10 @@ impl Compiler {
         let mut jobs = Vec::new();
         let mut images = Vec::new();
         for (dtype, dtype_row) in DTYPES.iter().enumerate() {
-            let entries = generate::entry_points(dtype_row);
-            let entries_path = out.join(format!("entries_{}.rs", dtype_row.name));
-            write(&entries_path, &entries)?;
-            for (architecture, row) in ARCHITECTURES.iter().enumerate() {
+            for row in dtype_row.architectures() {
+                let entries = generate::entry_points(dtype_row, row);
+                let entries_path = out.join(format!("entries_{}_{}.rs", dtype_row.name, row.name));
+                write(&entries_path, &entries)?;
                 let arguments = llvm_arguments(dtype_row);
                 let made_from = (&self.version, kernels_digest, &entries, row.name, row.ptx, arguments);
                 let file_name = image_file_name(dtype_row.name, row.name);
@@ -257,11 +258,11 @@ impl Compiler {
                     jobs.push(Job {
                         dtype: dtype_row,
                         architecture: row,
-                        entries: entries_path.clone(),
+                        entries: entries_path,
                         cached: cached.clone(),
                     });
                 }
-                images.push((cached, Image { dtype, architecture, path: out.join(file_name) }));
+                images.push((cached, Image { dtype, architecture: row, path: out.join(file_name) }));
             }
         }
         if !jobs.is_empty() {

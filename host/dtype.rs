@@ -85,7 +85,19 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
 
 include!(concat!(env!("OUT_DIR"), "/types.rs"));
 
+impl Reduction {
+    /// Its row of the kernel table.
+    pub(crate) fn row(self) -> &'static tutti_codegen::Reduction {
+        &tutti_codegen::REDUCTIONS[self as usize]
+    }
+}
+
 impl DType {
+    /// Its row of the kernel table.
+    pub(crate) fn row(self) -> &'static tutti_codegen::DType {
+        &tutti_codegen::DTYPES[self as usize]
+    }
+
     /// The reductions that its elements offer.
     pub fn reductions(self) -> impl Iterator<Item = Reduction> + Clone {
         Reduction::ALL.iter().copied().filter(move |reduction| self.offers(*reduction))

@@ -1,4 +1,5 @@
-//! The PTX images that this build carries: one for each element type and architecture of the kernel table.
+//! The PTX images that this build carries: one for each element type and each architecture that makes a difference to it, as
+//! the kernel table says.
 //!
 //! A build on a machine without a Rust compiler for PTX carries none; [`images`] then says why, as an ordinary value.
 //!
@@ -6,7 +7,11 @@
 
 use std::fmt;
 
-pub use tutti_codegen::{Architecture, BLOCK_THREADS_MAX, Entry, EntryKind, Parameter, Version, WARP_THREADS, entries};
+use crate::dtype::{DType, Reduction};
+
+pub use tutti_codegen::{
+    Architecture, BLOCK_THREADS_MAX, Entry, PARAMETERS, Parameter, Version, WARP_THREADS, entries,
+};
 
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
@@ -98,8 +103,13 @@ pub enum NoImage {
         /// The least that an image for the device needs, and the driver that has it.
         needed: &'static Architecture,
     },
-    /// The table has no such element type.
-    UnknownDType,
+    /// The element type does not offer the reduction.
+    NotOffered {
+        /// The element type.
+        dtype: DType,
+        /// The reduction.
+        reduction: Reduction,
+    },
 }
 
 impl fmt::Display for NoImage {
@@ -115,30 +125,41 @@ impl fmt::Display for NoImage {
                 "the driver supports CUDA {cuda}, tutti's kernels for this device need CUDA {} (driver {}) or newer",
                 needed.cuda, needed.driver
             ),
-            NoImage::UnknownDType => write!(f, "no kernels are compiled for this element type"),
+            NoImage::NotOffered { dtype, reduction } => {
+                let offered: Vec<&str> = dtype.reductions().map(Reduction::name).collect();
+                write!(f, "{dtype} does not offer {reduction}: expected one of {}", offered.join(", "))
+            }
         }
     }
 }
 
 impl std::error::Error for NoImage {}
 
-/// The newest image of an element type that both a device of `compute_capability` and a driver that supports `cuda` take.
-/// PTX runs on every architecture from its own on, so a driver that is too old for one image may still take an older one.
+/// The entry point that reduces elements of `dtype`, and the newest image with it that both a device of `compute_capability` and
+/// a driver that supports `cuda` take. PTX runs on every architecture from its own on, so a driver that is too old for one
+/// image may still take an older one.
 ///
 /// # Errors
 /// [`NoImage`] says what is missing.
-pub fn image_for(dtype: &str, compute_capability: Version, cuda: Version) -> Result<&'static Image, NoImage> {
-    choose(images().map_err(NoImage::NoPtx)?, dtype, compute_capability, cuda)
+pub fn entry_for(
+    dtype: DType,
+    reduction: Reduction,
+    compute_capability: Version,
+    cuda: Version,
+) -> Result<(&'static Image, Entry), NoImage> {
+    let entry =
+        tutti_codegen::entry_for(dtype.row(), reduction.row()).ok_or(NoImage::NotOffered { dtype, reduction })?;
+    choose(images().map_err(NoImage::NoPtx)?, entry.dtype, compute_capability, cuda).map(|image| (image, entry))
 }
 
 fn choose<'a>(
     images: &'a [Image],
-    dtype: &str,
+    dtype: &tutti_codegen::DType,
     compute_capability: Version,
     cuda: Version,
 ) -> Result<&'a Image, NoImage> {
-    let of_dtype: Vec<&Image> = images.iter().filter(|image| image.dtype.name == dtype).collect();
-    let oldest = of_dtype.first().ok_or(NoImage::UnknownDType)?.architecture;
+    let of_dtype: Vec<&Image> = images.iter().filter(|image| image.dtype == dtype).collect();
+    let oldest = of_dtype.first().expect("the table has an image for each element type").architecture;
     if compute_capability < oldest.compute_capability {
         return Err(NoImage::DeviceTooOld { compute_capability, needed: oldest.compute_capability });
     }
@@ -150,12 +171,14 @@ fn choose<'a>(
 
 #[cfg(test)]
 mod tests {
-    use tutti_codegen::{ARCHITECTURES, DTYPES};
+    use tutti_codegen::DTYPES;
 
     use super::*;
 
     fn table() -> Vec<Image> {
-        let of_dtype = |dtype| ARCHITECTURES.iter().map(move |architecture| Image { dtype, architecture, text: "" });
+        let of_dtype = |dtype: &'static tutti_codegen::DType| {
+            dtype.architectures().map(move |architecture| Image { dtype, architecture, text: "" })
+        };
         DTYPES.iter().flat_map(of_dtype).collect()
     }
 
@@ -166,22 +189,25 @@ mod tests {
     #[test]
     fn a_device_gets_the_newest_image_that_it_and_its_driver_take() {
         let images = table();
-        let chosen = |capability, cuda| choose(&images, "f16", capability, cuda).map(Image::file_name);
+        let chosen = |capability, cuda| choose(&images, DType::F16.row(), capability, cuda).map(Image::file_name);
         assert_eq!(chosen(version(7, 0), version(12, 9)).as_deref(), Ok("tutti_f16.sm_70.ptx"));
         assert_eq!(chosen(version(8, 6), version(12, 9)).as_deref(), Ok("tutti_f16.sm_80.ptx"));
         assert_eq!(chosen(version(9, 0), version(12, 9)).as_deref(), Ok("tutti_f16.sm_90.ptx"));
         assert_eq!(chosen(version(9, 0), version(11, 8)).as_deref(), Ok("tutti_f16.sm_80.ptx"));
         assert_eq!(chosen(version(10, 0), version(12, 8)).as_deref(), Ok("tutti_f16.sm_90.ptx"));
         assert_eq!(chosen(version(12, 0), version(13, 0)).as_deref(), Ok("tutti_f16.sm_100.ptx"));
+        let bytes = choose(&images, DType::U8.row(), version(10, 0), version(12, 9)).map(Image::file_name);
+        assert_eq!(bytes.as_deref(), Ok("tutti_u8.sm_70.ptx"), "no later architecture makes a difference to it");
     }
 
     #[test]
     fn a_device_or_driver_that_is_too_old_is_told_what_it_needs() {
         let images = table();
-        let error = choose(&images, "f32", version(6, 1), version(12, 9)).unwrap_err();
+        let error = choose(&images, DType::F32.row(), version(6, 1), version(12, 9)).unwrap_err();
         assert_eq!(error.to_string(), "the device has compute capability 6.1, tutti's kernels need 7.0 or newer");
-        let error = choose(&images, "f32", version(9, 0), version(10, 2)).unwrap_err();
+        let error = choose(&images, DType::F32.row(), version(9, 0), version(10, 2)).unwrap_err();
         assert!(error.to_string().contains("CUDA 10.2") && error.to_string().contains("driver 450.36"), "{error}");
-        assert_eq!(choose(&images, "f33", version(9, 0), version(12, 9)), Err(NoImage::UnknownDType));
+        let error = entry_for(DType::F32, Reduction::Bxor, version(9, 0), version(12, 9)).unwrap_err();
+        assert!(error.to_string().contains("f32") && error.to_string().contains("bxor"), "{error}");
     }
 }

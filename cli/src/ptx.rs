@@ -6,14 +6,15 @@ use crate::shown::{self, shown};
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tutti::ptx::{Entry, Image, images};
+use tutti::ptx::{Entry, Image, PARAMETERS, images};
 
 /// Write out the embedded PTX images, or name their entry points
 #[derive(Debug, clap::Args)]
 #[command(
     group(clap::ArgGroup::new("what").required(true).args(["out", "list"])),
     after_long_help = "\
-There is one image for each element type and architecture; a driver compiles it when a module is loaded. A build on a machine \
+There is one image for each element type and each architecture that makes a difference to it; a driver compiles it when a module \
+is loaded. An entry point serves every element type named after it: reductions that see only bits are the same code for all. A build on a machine \
 without a Rust compiler for PTX carries none, and then this command says how to get them.
 
 Examples:
@@ -54,6 +55,9 @@ struct ImageSummary {
 #[derive(Serialize)]
 struct EntrySummary {
     name: String,
+    reduction: &'static str,
+    /// The element types that it reduces.
+    dtypes: Vec<&'static str>,
     parameters: Vec<ParameterSummary>,
 }
 
@@ -108,15 +112,24 @@ fn print_image(out: &mut impl Write, image: &Image, directory: Option<&Path>) ->
         architecture.cuda,
         architecture.driver
     )?;
-    image.entries().iter().try_for_each(|entry| writeln!(out, "  {entry}"))
+    image
+        .entries()
+        .iter()
+        .try_for_each(|entry| writeln!(out, "  {entry}: {} of {}", entry.reduction.name, serves(entry).join(", ")))
+}
+
+/// The names of the element types that an entry point reduces.
+fn serves(entry: &Entry) -> Vec<&'static str> {
+    entry.serves().map(|dtype| dtype.name).collect()
 }
 
 fn summarise(image: &Image) -> ImageSummary {
     let architecture = image.architecture();
     let entry = |entry: &Entry| EntrySummary {
         name: entry.name(),
-        parameters: entry
-            .parameters()
+        reduction: entry.reduction.name,
+        dtypes: serves(entry),
+        parameters: PARAMETERS
             .iter()
             .map(|parameter| ParameterSummary {
                 name: parameter.name,

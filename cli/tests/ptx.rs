@@ -38,9 +38,21 @@ fn the_images_are_written_and_listed_or_the_command_says_why_there_are_none() {
         assert!(!image.entries().is_empty());
         for (entry, listed) in image.entries().iter().zip(summary["entries"].as_array().unwrap()) {
             assert!(image.text().contains(&format!(".entry {}(", entry.name())), "{entry}");
-            assert!(list.contains(&format!("\n  {entry}\n")), "{entry}");
+            assert!(list.contains(&format!("\n  {entry}: {} of ", entry.reduction.name)), "{entry}");
             assert_eq!(listed["name"], entry.name());
-            assert_eq!(listed["parameters"].as_array().unwrap().len(), entry.parameters().len());
+            assert_eq!(listed["parameters"].as_array().unwrap().len(), tutti::ptx::PARAMETERS.len());
+        }
+    }
+    // Every reduction that every element type offers.
+    let listed: Vec<&Value> =
+        json.as_array().unwrap().iter().flat_map(|image| image["entries"].as_array().unwrap()).collect();
+    for dtype in tutti::DType::ALL {
+        for reduction in dtype.reductions() {
+            let is_it = |entry: &&&Value| {
+                entry["reduction"] == reduction.name()
+                    && entry["dtypes"].as_array().unwrap().contains(&dtype.name().into())
+            };
+            assert!(listed.iter().any(|entry| is_it(&entry)), "{reduction} of {dtype}");
         }
     }
 }

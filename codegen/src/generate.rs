@@ -2,30 +2,29 @@
 
 use std::fmt::Write;
 
-use crate::{DTYPES, DType, Kind, REDUCTIONS, entries_of};
+use crate::{Architecture, DTYPES, DType, Kind, PARAMETERS, REDUCTIONS, entries_of};
 
-/// The entry points of one element type, for the kernels to include where [`crate::EntryKind::body`]'s functions are.
-pub fn entry_points(dtype: &'static DType) -> String {
+/// The entry points of one element type for one architecture, for the kernels to include where the function `run` is.
+pub fn entry_points(dtype: &'static DType, architecture: &Architecture) -> String {
+    let parameters: Vec<String> =
+        PARAMETERS.iter().map(|parameter| format!("{}: {}", parameter.name, parameter.rust)).collect();
+    let arguments: Vec<&str> = PARAMETERS.iter().map(|parameter| parameter.name).collect();
     let mut text = String::from("// Generated from the kernel table.\n");
     for entry in entries_of(dtype) {
-        let parameters: Vec<String> =
-            entry.parameters().iter().map(|parameter| format!("{}: {}", parameter.name, parameter.rust)).collect();
-        let arguments: Vec<&str> = entry.parameters().iter().map(|parameter| parameter.name).collect();
         write!(
             text,
             "
 #[unsafe(no_mangle)]
 unsafe extern \"ptx-kernel\" fn {name}({parameters}) {{
     // SAFETY: whoever launches the kernel keeps the contract of what it calls.
-    unsafe {{ {body}::<crate::element::{element}, crate::reduction::{reduction}, {loops}>({arguments}) }}
+    unsafe {{ run::<crate::element::{element}, crate::reduction::{reduction}, {loops}>({arguments}) }}
 }}
 ",
             name = entry.name(),
             parameters = parameters.join(", "),
-            body = entry.kind.body(),
             element = entry.dtype.marker,
             reduction = entry.reduction.variant,
-            loops = dtype.loops(entry.reduction),
+            loops = dtype.loops(entry.reduction, architecture),
             arguments = arguments.join(", "),
         )
         .expect("a string takes all that is written to it");
@@ -53,7 +52,7 @@ pub unsafe fn row(dtype: usize, reduction: usize, isa: Isa) -> Option<Row> {
     for (reduction_index, reduction) in REDUCTIONS.iter().enumerate() {
         for (dtype_index, dtype) in DTYPES.iter().enumerate().filter(|(_, dtype)| dtype.offers(reduction)) {
             let (marker, variant, loops) =
-                (dtype.host_marker(reduction), reduction.variant, dtype.host_loops(reduction));
+                (dtype.kernel(reduction).marker, reduction.variant, dtype.host_loops(reduction));
             line(
                 &mut text,
                 format_args!(
@@ -215,6 +214,7 @@ pub fn document() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ARCHITECTURES;
 
     fn dtype(name: &str) -> &'static DType {
         DTYPES.iter().find(|dtype| dtype.name == name).unwrap()
@@ -222,11 +222,10 @@ mod tests {
 
     #[test]
     fn each_entry_point_calls_its_kernel_with_all_its_parameters() {
-        let text = entry_points(dtype("bf16"));
+        let text = entry_points(dtype("bf16"), &ARCHITECTURES[2]);
         assert_eq!(text.matches("#[unsafe(no_mangle)]").count(), entries_of(dtype("bf16")).len());
         assert!(text.contains("fn tutti_run_bf16_min(launch: *mut Launch) {"), "{text}");
         assert!(text.contains("run::<crate::element::Bf16, crate::reduction::Min, 2>(launch)"), "{text}");
-        assert!(text.contains("bytes, scale, finish, flags)"), "{text}");
     }
 
     #[test]

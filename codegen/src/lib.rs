@@ -1,7 +1,7 @@
 //! The kernel table, and what is generated from it.
 //!
-//! One table says which kernels there are: every element type × every reduction that it offers × every kind of entry point,
-//! for every architecture. From it come the PTX entry points ([`generate::entry_points`]), the host's kernels and the way to
+//! One table says which kernels there are: every element type × every reduction that it offers, for every architecture that
+//! makes a difference to it. From it come the PTX entry points ([`generate::entry_points`]), the host's kernels and the way to
 //! them ([`generate::host_table`]), the library's types ([`generate::types`]), the lists that tests and the command line walk
 //! ([`entries`]) and the table in the documentation ([`generate::document`]). A new element type, reduction or architecture is
 //! one row here (and what is new about it in the kernels: its conversions, or how it combines two numbers).
@@ -49,6 +49,9 @@ pub struct DType {
     pub safetensors: &'static str,
     /// Its codes in `.npy` files, without the byte order; none where NumPy has no such type.
     pub numpy: &'static [&'static str],
+    /// The architectures that have instructions for it which the one before lacks: each has an image of its own. PTX runs on
+    /// every later architecture as well, and each image costs every build its time.
+    pub architectures: &'static [&'static str],
     /// What it is, in words.
     pub doc: &'static str,
 }
@@ -85,31 +88,55 @@ impl DType {
         reduction.sees != Sees::Bits || self.kind != Kind::Float
     }
 
-    /// Whether it is a reduction that gradients are reduced by, of a type that they are in: those are to be fast in every shape.
-    pub fn is_common(&self, reduction: &Reduction) -> bool {
-        self.kind == Kind::Float && matches!(self.bytes, 2 | 4) && matches!(reduction.name, "sum" | "avg")
+    /// Whether it is the sum of what gradients are: it is to be fast in every shape.
+    fn is_common(&self, reduction: &Reduction) -> bool {
+        self.kind == Kind::Float && matches!(self.bytes, 2 | 4) && reduction.name == "sum"
     }
 
-    /// Up to how many sources there is a loop for each number of them; above, one loop serves them all. Code that is not worth
-    /// its size costs every build its time, and every driver that compiles it.
-    pub fn loops(&self, reduction: &Reduction) -> u32 {
-        if self.is_common(reduction) { 4 } else { 2 }
+    /// Whether it is a float of 8 bits.
+    pub fn is_float8(&self) -> bool {
+        self.kind == Kind::Float && self.bytes == 1
+    }
+
+    /// Up to how many sources, and destinations, there is a loop for each number of them; above, one loop serves them all.
+    /// Rings have up to two of either. Code that is not worth its size costs every build its time, and every driver that
+    /// compiles it: the oldest architectures get less, and 8-bit floats that no instruction converts least.
+    pub fn loops(&self, reduction: &Reduction, architecture: &Architecture) -> u32 {
+        let capability = architecture.compute_capability;
+        if self.is_common(reduction) && capability >= version(8, 0) {
+            4
+        } else if self.is_float8() && capability < version(9, 0) {
+            0
+        } else {
+            2
+        }
     }
 
     /// The same on the host, where a row that goes without is little slower.
     pub fn host_loops(&self, reduction: &Reduction) -> u32 {
-        let is_rare = matches!(reduction.name, "prod" | "scaled_sum") || (self.kind == Kind::Float && self.bytes == 1);
-        if is_rare { 0 } else { self.loops(reduction) }
+        let is_rare = matches!(reduction.name, "prod" | "scaled_sum") || self.is_float8();
+        if is_rare {
+            0
+        } else if self.kind == Kind::Float && matches!(reduction.name, "sum" | "avg") {
+            4
+        } else {
+            2
+        }
     }
 
-    /// The type in `tutti_kernels::element` whose kernel serves this one as well on the host.
-    pub fn host_marker(&self, reduction: &Reduction) -> &'static str {
-        let same = |other: &&DType| match reduction.sees {
+    /// The type whose kernel this one's reduction is: another one's where that is the same machine code.
+    pub fn kernel(&'static self, reduction: &Reduction) -> &'static DType {
+        let same = |other: &&'static DType| match reduction.sees {
             Sees::Value => false,
             Sees::Word => self.kind == Kind::Signed && other.kind == Kind::Unsigned && other.bytes == self.bytes,
             Sees::Bits => other.kind == Kind::Unsigned && other.bytes == 1,
         };
-        DTYPES.iter().find(same).unwrap_or(self).marker
+        DTYPES.iter().find(same).unwrap_or(self)
+    }
+
+    /// The architectures that it has images for, oldest first.
+    pub fn architectures(&self) -> impl Iterator<Item = &'static Architecture> {
+        ARCHITECTURES.iter().filter(|architecture| self.architectures.contains(&architecture.name))
     }
 }
 
@@ -147,6 +174,9 @@ const fn version(major: u32, minor: u32) -> Version {
     Version { major, minor }
 }
 
+/// Copies and sums of these types have the widest accesses and the packed instructions of each architecture.
+const EVERY: &[&str] = &["sm_70", "sm_80", "sm_90", "sm_100"];
+
 /// Every element type.
 pub const DTYPES: &[DType] = &[
     DType {
@@ -160,6 +190,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &["float32"],
         safetensors: "F32",
         numpy: &["f4", "f"],
+        architectures: EVERY,
         doc: "IEEE 754 binary32.",
     },
     DType {
@@ -173,6 +204,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &["float64"],
         safetensors: "F64",
         numpy: &["f8", "d"],
+        architectures: &["sm_70", "sm_90"],
         doc: "IEEE 754 binary64.",
     },
     DType {
@@ -186,6 +218,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &["float16"],
         safetensors: "F16",
         numpy: &["f2", "e"],
+        architectures: EVERY,
         doc: "IEEE 754 binary16, calculated in f32.",
     },
     DType {
@@ -199,6 +232,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "BF16",
         numpy: &[],
+        architectures: EVERY,
         doc: "The upper half of a binary32, calculated in f32.",
     },
     DType {
@@ -212,6 +246,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &["float8_e4m3fn"],
         safetensors: "F8_E4M3",
         numpy: &[],
+        architectures: &["sm_70", "sm_90"],
         doc: "OCP 8-bit float of 4 exponent bits, without infinities, calculated in f32 and rounded to what is finite.",
     },
     DType {
@@ -225,6 +260,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &["float8_e5m2"],
         safetensors: "F8_E5M2",
         numpy: &[],
+        architectures: &["sm_70", "sm_90"],
         doc: "OCP 8-bit float of 5 exponent bits, calculated in f32 and rounded to what is finite.",
     },
     DType {
@@ -238,6 +274,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "I8",
         numpy: &["i1", "b"],
+        architectures: &["sm_70"],
         doc: "Signed integer of 8 bits.",
     },
     DType {
@@ -251,6 +288,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "U8",
         numpy: &["u1", "B"],
+        architectures: &["sm_70"],
         doc: "Unsigned integer of 8 bits.",
     },
     DType {
@@ -264,6 +302,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "I16",
         numpy: &["i2", "h"],
+        architectures: &["sm_70"],
         doc: "Signed integer of 16 bits.",
     },
     DType {
@@ -277,6 +316,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "U16",
         numpy: &["u2", "H"],
+        architectures: &["sm_70"],
         doc: "Unsigned integer of 16 bits.",
     },
     DType {
@@ -290,6 +330,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "I32",
         numpy: &["i4", "i"],
+        architectures: &["sm_70", "sm_90"],
         doc: "Signed integer of 32 bits.",
     },
     DType {
@@ -303,6 +344,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "U32",
         numpy: &["u4", "I"],
+        architectures: &["sm_70", "sm_90"],
         doc: "Unsigned integer of 32 bits.",
     },
     DType {
@@ -316,6 +358,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "I64",
         numpy: &["i8", "q", "l"],
+        architectures: &["sm_70", "sm_90"],
         doc: "Signed integer of 64 bits.",
     },
     DType {
@@ -329,6 +372,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "U64",
         numpy: &["u8", "Q", "L"],
+        architectures: &["sm_70", "sm_90"],
         doc: "Unsigned integer of 64 bits.",
     },
 ];
@@ -432,15 +476,6 @@ pub const BLOCK_THREADS_MAX: u32 = 256;
 /// Threads of a warp.
 pub const WARP_THREADS: u32 = 32;
 
-/// What an entry point does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryKind {
-    /// Block `b` interprets program `b` of a launch to its end.
-    Run,
-    /// The grid does one fused copy-and-reduce; for measuring bandwidth, so only for the reductions that gradients take.
-    ReduceCopy,
-}
-
 /// A parameter of an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
@@ -452,66 +487,12 @@ pub struct Parameter {
     pub ptx: &'static str,
 }
 
-const fn parameter(name: &'static str, rust: &'static str, ptx: &'static str) -> Parameter {
-    Parameter { name, rust, ptx }
-}
+/// What every entry point is given, in this order.
+pub const PARAMETERS: &[Parameter] = &[Parameter { name: "launch", rust: "*mut Launch", ptx: "u64" }];
 
-impl EntryKind {
-    /// Every kind.
-    pub const ALL: &'static [EntryKind] = &[EntryKind::Run, EntryKind::ReduceCopy];
-
-    /// Its name in entry points.
-    pub const fn name(self) -> &'static str {
-        match self {
-            EntryKind::Run => "run",
-            EntryKind::ReduceCopy => "reduce_copy",
-        }
-    }
-
-    /// Whether there is an entry point of this kind for a reduction. Each costs the compilers seconds, for every element type
-    /// and architecture.
-    fn offers(self, dtype: &DType, reduction: &Reduction) -> bool {
-        match self {
-            EntryKind::Run => true,
-            EntryKind::ReduceCopy => dtype.is_common(reduction),
-        }
-    }
-
-    /// The function in the kernels that the entry points call.
-    pub const fn body(self) -> &'static str {
-        match self {
-            EntryKind::Run => "run",
-            EntryKind::ReduceCopy => "reduce_copy_grid",
-        }
-    }
-
-    /// What it is given, in this order.
-    pub const fn parameters(self) -> &'static [Parameter] {
-        match self {
-            EntryKind::Run => const { &[parameter("launch", "*mut Launch", "u64")] },
-            EntryKind::ReduceCopy => {
-                const {
-                    &[
-                        parameter("sources", "*const *const u8", "u64"),
-                        parameter("source_count", "u32", "u32"),
-                        parameter("destinations", "*const *mut u8", "u64"),
-                        parameter("destination_count", "u32", "u32"),
-                        parameter("bytes", "u64", "u64"),
-                        parameter("scale", "u64", "u64"),
-                        parameter("finish", "u64", "u64"),
-                        parameter("flags", "u32", "u32"),
-                    ]
-                }
-            }
-        }
-    }
-}
-
-/// An entry point of an image.
+/// An entry point of an image: block `b` interprets program `b` of a launch to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it does.
-    pub kind: EntryKind,
     /// On which elements.
     pub dtype: &'static DType,
     /// With which reduction.
@@ -521,12 +502,13 @@ pub struct Entry {
 impl Entry {
     /// The name by which a driver finds it.
     pub fn name(&self) -> String {
-        format!("tutti_{}_{}_{}", self.kind.name(), self.dtype.name, self.reduction.name)
+        format!("tutti_run_{}_{}", self.dtype.name, self.reduction.name)
     }
 
-    /// What it is given, in this order.
-    pub fn parameters(&self) -> &'static [Parameter] {
-        self.kind.parameters()
+    /// Every element type whose elements it reduces so: one, or several where they are the same machine code.
+    pub fn serves(&self) -> impl Iterator<Item = &'static DType> {
+        let Entry { dtype, reduction } = *self;
+        DTYPES.iter().filter(move |other| other.offers(reduction) && other.kernel(reduction) == dtype)
     }
 }
 
@@ -534,7 +516,7 @@ impl Entry {
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parameters: Vec<String> =
-            self.parameters().iter().map(|parameter| format!("{}: {}", parameter.name, parameter.rust)).collect();
+            PARAMETERS.iter().map(|parameter| format!("{}: {}", parameter.name, parameter.rust)).collect();
         write!(f, "{}({})", self.name(), parameters.join(", "))
     }
 }
@@ -544,14 +526,15 @@ pub fn entries() -> Vec<Entry> {
     DTYPES.iter().flat_map(entries_of).collect()
 }
 
-/// The entry points of one element type: those of one image.
+/// The entry points that lie in the images of one element type: its reductions, but for those that are another type's kernels.
 pub fn entries_of(dtype: &'static DType) -> Vec<Entry> {
-    let of_kind = |&kind: &EntryKind| {
-        let offered =
-            REDUCTIONS.iter().filter(move |reduction| dtype.offers(reduction) && kind.offers(dtype, reduction));
-        offered.map(move |reduction| Entry { kind, dtype, reduction })
-    };
-    EntryKind::ALL.iter().flat_map(of_kind).collect()
+    let own = REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction) && dtype.kernel(reduction) == dtype);
+    own.map(|reduction| Entry { dtype, reduction }).collect()
+}
+
+/// The entry point that reduces elements of `dtype`; none where the type does not offer the reduction.
+pub fn entry_for(dtype: &'static DType, reduction: &'static Reduction) -> Option<Entry> {
+    dtype.offers(reduction).then(|| Entry { dtype: dtype.kernel(reduction), reduction })
 }
 
 /// The name of an image's file: `tutti_f32.sm_90.ptx`.
@@ -569,8 +552,8 @@ mod tests {
     fn every_entry_point_has_a_name_of_its_own() {
         let names: HashSet<String> = entries().iter().map(Entry::name).collect();
         assert_eq!(names.len(), entries().len());
-        assert!(names.contains("tutti_run_bf16_avg") && names.contains("tutti_reduce_copy_f32_sum"));
-        assert!(names.contains("tutti_run_u8_bxor") && !names.contains("tutti_run_f64_bxor"));
+        assert!(names.contains("tutti_run_bf16_avg") && names.contains("tutti_run_u8_bxor"));
+        assert!(!names.contains("tutti_run_f64_bxor") && !names.contains("tutti_run_i32_sum"));
     }
 
     #[test]
@@ -592,10 +575,10 @@ mod tests {
     }
 
     #[test]
-    fn types_share_the_hosts_kernels_where_only_their_words_or_bits_are_seen() {
+    fn types_share_kernels_where_only_their_words_or_bits_are_seen() {
         let marker = |dtype: &str, reduction: &str| {
             let dtype = DTYPES.iter().find(|row| row.name == dtype).unwrap();
-            dtype.host_marker(REDUCTIONS.iter().find(|row| row.name == reduction).unwrap())
+            dtype.kernel(REDUCTIONS.iter().find(|row| row.name == reduction).unwrap()).marker
         };
         assert_eq!((marker("i32", "sum"), marker("u32", "sum"), marker("i64", "scaled_sum")), ("U32", "U32", "U64"));
         assert_eq!((marker("i32", "max"), marker("u32", "max"), marker("i8", "avg")), ("I32", "U32", "I8"));
@@ -605,8 +588,35 @@ mod tests {
 
     #[test]
     fn an_entry_point_prints_as_its_declaration() {
-        let entry = Entry { kind: EntryKind::Run, dtype: &DTYPES[2], reduction: &REDUCTIONS[3] };
+        let entry = Entry { dtype: &DTYPES[2], reduction: &REDUCTIONS[3] };
         assert_eq!(entry.to_string(), "tutti_run_f16_max(launch: *mut Launch)");
+    }
+
+    #[test]
+    fn each_type_has_exactly_one_entry_point_for_each_reduction_that_it_offers() {
+        for dtype in DTYPES {
+            for reduction in REDUCTIONS {
+                let serving: Vec<Entry> = entries()
+                    .into_iter()
+                    .filter(|entry| entry.reduction == reduction && entry.serves().any(|served| served == dtype))
+                    .collect();
+                let expected: Vec<Entry> = entry_for(dtype, reduction).into_iter().collect();
+                assert_eq!(serving, expected, "{} {}", dtype.name, reduction.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_type_has_an_image_for_the_oldest_architecture_and_for_no_unknown_one() {
+        for dtype in DTYPES {
+            let architectures: Vec<&str> = dtype.architectures().map(|architecture| architecture.name).collect();
+            assert_eq!(architectures, dtype.architectures, "{}", dtype.name);
+            assert_eq!(architectures[0], ARCHITECTURES[0].name);
+            // A kernel that another type shares is to run wherever that type has an image.
+            for reduction in REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction)) {
+                assert!(dtype.kernel(reduction).architectures[0] == ARCHITECTURES[0].name);
+            }
+        }
     }
 
     #[test]

@@ -307,14 +307,6 @@ pub mod launch_status {
     pub const MISMATCH: u32 = 2;
 }
 
-/// Flags of the stand-alone copy-and-reduce kernels.
-pub mod reduce_copy_flag {
-    /// Every source is multiplied by the scale (reductions that scale only).
-    pub const SCALE: u32 = 1;
-    /// The result is multiplied by the finish (reductions that scale only).
-    pub const FINISH: u32 = 2;
-}
-
 // Both sides are 64-bit; a layout that moved would be read as nonsense, so it does not compile.
 const _: () = {
     use core::mem::{offset_of, size_of};

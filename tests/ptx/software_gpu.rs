@@ -1,8 +1,8 @@
 //! The PTX that ships, executed: every entry point of every image, on a GPU in software that reports races, reads of what nobody
 //! wrote and accesses out of bounds, against the plainest reduction there is.
 //!
-//! Copy-and-reduces get random numbers of sources and destinations, counts, alignments and values (any bits among them). The
-//! interpreter runs two ranks on two devices: the first sends its input through a connection of two slots and receives the
+//! Single steps get random numbers of sources and destinations, counts, alignments and values (any bits among them). Whole
+//! calls are of two ranks on two devices: the first sends its input through a connection of two slots and receives the
 //! result, the second reduces and sends back. All that is random comes from the entry point's name, so a failure comes again.
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use softgpu::{Arguments, LaunchOptions, LoadedModule, Machine, MemoryKind, Module};
-use tutti::ptx::{Entry, EntryKind};
+use tutti::ptx::Entry;
 use tutti_codegen::Kind;
 
-/// Cases of each stand-alone copy-and-reduce.
+/// Single steps of each entry point.
 const CASES: usize = 12;
 
 /// A generator of numbers (splitmix64).
@@ -63,7 +63,9 @@ fn largest(dtype: &str) -> f32 {
     match dtype {
         "f32" => f32::MAX,
         "f16" => f16::MAX.to_f32(),
-        _ => bf16::MAX.to_f32(),
+        "bf16" => bf16::MAX.to_f32(),
+        "f8e4m3" => 448.0,
+        _ => 57344.0,
     }
 }
 
@@ -96,8 +98,8 @@ macro_rules! combine {
     }};
 }
 
-/// What must come out of one element of each source; only floats of up to 32 bits are scaled here.
-fn expected(entry: &Entry, sources: &[&[u8]], scale: Option<f32>, finish: Option<f32>) -> Vec<u8> {
+/// What must come out of one element of each source; only floats are scaled here.
+fn expected(entry: &Entry, sources: &[&[u8]], scale: Option<f64>, finish: Option<f64>) -> Vec<u8> {
     let (dtype, reduction) = (entry.dtype, entry.reduction.name);
     if sources.len() == 1 && scale.is_none() && finish.is_none() {
         return sources[0].to_vec();
@@ -126,18 +128,19 @@ fn expected(entry: &Entry, sources: &[&[u8]], scale: Option<f32>, finish: Option
         });
         return (result.expect(no_source) as u64).to_le_bytes()[..dtype.bytes as usize].to_vec();
     }
+    let bound = |result: f64, sum: f64, largest: f64| {
+        if reduction == "avg" && sum.is_finite() { result.clamp(-largest, largest) } else { result }
+    };
     if dtype.name == "f64" {
-        let numbers = sources.iter().map(|bytes| f64::from_le_bytes((*bytes).try_into().unwrap()));
-        let result = numbers.reduce(|left, right| combine!(reduction, left, right));
-        return result.expect(no_source).to_le_bytes().to_vec();
+        let numbers =
+            sources.iter().map(|bytes| f64::from_le_bytes((*bytes).try_into().unwrap()) * scale.unwrap_or(1.0));
+        let sum = numbers.reduce(|left, right| combine!(reduction, left, right)).expect(no_source);
+        return bound(sum * finish.unwrap_or(1.0), sum, f64::MAX).to_le_bytes().to_vec();
     }
-    let numbers = sources.iter().map(|bytes| widen(dtype.name, bytes) * scale.unwrap_or(1.0));
+    let numbers = sources.iter().map(|bytes| widen(dtype.name, bytes) * scale.unwrap_or(1.0) as f32);
     let sum = numbers.reduce(|left, right| combine!(reduction, left, right)).expect(no_source);
-    let mut result = sum * finish.unwrap_or(1.0);
-    if reduction == "avg" && sum.is_finite() {
-        result = result.clamp(-largest(dtype.name), largest(dtype.name));
-    }
-    narrow(dtype.name, result)
+    let result = sum * finish.unwrap_or(1.0) as f32;
+    narrow(dtype.name, bound(result.into(), sum.into(), largest(dtype.name).into()) as f32)
 }
 
 fn assert_same(entry: &Entry, came: &[u8], expected: &[u8], what: impl Fn() -> String) {
@@ -154,8 +157,9 @@ fn words(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Random sources and destinations, all at alignments of their own or all at the same one.
-fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, random: &mut Random, case: usize) {
+/// One step of random sources and destinations, all at alignments of their own or all at the same one: each block's program
+/// handles a section of it.
+fn run_one_step(machine: &Machine, loaded: &LoadedModule, entry: &Entry, random: &mut Random, case: usize) {
     let bytes_each = entry.dtype.bytes as usize;
     let (sources, destinations) = (1 + random.below(6) as usize, 1 + random.below(5) as usize);
     let count = match case {
@@ -187,21 +191,40 @@ fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, 
         inputs.push(data);
     }
     addresses.extend((0..destinations).map(|_| allocate(bytes as u64 + skew) + skew));
-    let list = allocate(8 * addresses.len() as u64);
-    machine.write(list, &words(&addresses)).expect("the memory is there");
+    let mut put = |values: &[u64]| {
+        let address = allocate(8 * values.len() as u64);
+        machine.write(address, &words(values)).expect("the memory is there");
+        address
+    };
 
-    let flags = if entry.reduction.name == "avg" { random.below(4) as u32 } else { 0 };
-    let (scale, finish) = (0.25_f32, 1.75_f32);
-    let arguments = Arguments::new()
-        .u64(list)
-        .u32(sources as u32)
-        .u64(list + 8 * sources as u64)
-        .u32(destinations as u32)
-        .u64(bytes as u64)
-        .u64(scale.to_bits().into())
-        .u64(finish.to_bits().into())
-        .u32(flags);
+    // Peers' windows can be anywhere, so each operand is one.
+    let (scales, finishes) = if entry.reduction.name == "avg" && entry.dtype.kind == Kind::Float {
+        (random.below(2) == 1, random.below(2) == 1)
+    } else {
+        (false, false)
+    };
+    let (scale, finish) = (0.25_f64, 1.75_f64);
+    let bits = |value: f64| if entry.dtype.bytes == 8 { value.to_bits() } else { (value as f32).to_bits().into() };
+    let windows = put(&addresses.iter().flat_map(|address| [*address, 0, 0, 0, 0, 0, 0, 0]).collect::<Vec<_>>());
     let (grid, block) = (1 + random.below(4) as u32, 32 * (1 + random.below(8) as u32));
+    let section = (bytes as u64).div_ceil(grid.into()).next_multiple_of(16);
+    let (resolved, completed, abort) = (put(&vec![0; 16 * grid as usize]), put(&vec![0; 8 * grid as usize]), put(&[0]));
+    let mut programs = Vec::new();
+    for index in 0..u64::from(grid) {
+        let start = (index * section).min(bytes as u64);
+        let length = section.min(bytes as u64 - start);
+        let operands: Vec<u64> = (0..addresses.len() as u32)
+            .flat_map(|operand| [pair(2, (scales && (operand as usize) < sources).into()), pair(operand, 0), start])
+            .collect();
+        let flags = u32::from(finishes) | 2;
+        let step = [length, 0, 0, pair(0, sources as u32), pair(destinations as u32, flags), pair(u32::MAX, 0)];
+        let loops = [1, pair(section.max(1) as u32, 0), pair(1, 0)];
+        programs.extend([put(&loops), put(&step), put(&operands), resolved + 128 * index, pair(1, index as u32)]);
+    }
+    let programs = put(&programs);
+    let mut launch = vec![1, 2, count as u64, 4, 5, 0, 0, 0, windows, 0, 0, completed, abort, 0, 0];
+    launch.extend([bits(scale), bits(finish), programs, pair(grid, 0)]);
+    let arguments = Arguments::new().u64(put(&launch));
     let options = LaunchOptions {
         grid: grid.into(),
         block: block.into(),
@@ -209,13 +232,13 @@ fn run_copy_and_reduce(machine: &Machine, loaded: &LoadedModule, entry: &Entry, 
         ..LaunchOptions::default()
     };
     let what = format!(
-        "{} of {}, {sources} to {destinations}, {count} elements, {skew} off, flags {flags}, {grid} blocks of {block}",
+        "{} of {case}, {sources} to {destinations}, {count} elements, {skew} off, scaled {scales}, finished {finishes}, \
+         {grid} blocks of {block}",
         entry.name(),
-        case
     );
     machine.run(loaded, &entry.name(), options).unwrap_or_else(|error| panic!("{what}: {error}"));
 
-    let (scale, finish) = ((flags & 1 != 0).then_some(scale), (flags & 2 != 0).then_some(finish));
+    let (scale, finish) = (scales.then_some(scale), finishes.then_some(finish));
     for destination in &addresses[sources..] {
         let mut came = vec![0; bytes];
         machine.read(*destination, &mut came).expect("the memory is there");
@@ -326,13 +349,9 @@ fn every_entry_point_is_right_and_free_of_races_on_a_gpu_in_software() {
         let loaded = machine.load(&module, 0).expect("the module loads");
         for entry in image.entries() {
             let mut random = Random::of(&format!("{} {}", image.file_name(), entry.name()));
-            match entry.kind {
-                EntryKind::Run => run_two_ranks(&machine, &module, &entry, &mut random)
-                    .unwrap_or_else(|report| panic!("{}: {report}", image.file_name())),
-                EntryKind::ReduceCopy => {
-                    (0..CASES).for_each(|case| run_copy_and_reduce(&machine, &loaded, &entry, &mut random, case));
-                }
-            }
+            (0..CASES).for_each(|case| run_one_step(&machine, &loaded, &entry, &mut random, case));
+            run_two_ranks(&machine, &module, &entry, &mut random)
+                .unwrap_or_else(|report| panic!("{}: {report}", image.file_name()));
         }
     }
 }
@@ -343,7 +362,7 @@ fn a_flag_without_its_release_is_reported_as_a_race() {
         let weakened = image.text().replace("st.release.sys.global.u64", "st.relaxed.sys.global.u64");
         assert_ne!(weakened, image.text(), "{} publishes nothing", image.file_name());
         let module = Arc::new(Module::parse(&weakened).expect("it parsed before"));
-        let entry = image.entries().into_iter().find(|entry| entry.kind == EntryKind::Run).expect("there is one");
+        let entry = image.entries()[0];
         let report = run_two_ranks(&Machine::new(), &module, &entry, &mut Random::of(&image.file_name()));
         let report = report.expect_err("the data is not ordered before its flag");
         assert!(report.contains("race"), "{}: {report}", image.file_name());

@@ -13,7 +13,7 @@
 //! mapped host memory), where generic and global addresses are the same numbers.
 
 use core::arch::asm;
-use core::arch::nvptx::{_block_idx_x, _grid_dim_x, _syncthreads};
+use core::arch::nvptx::{_block_idx_x, _syncthreads};
 use core::mem::{size_of, transmute_copy};
 
 /// Bytes that one thread loads and stores at once: the widest access that every architecture has.
@@ -87,13 +87,6 @@ pub fn thread_count() -> usize {
 pub fn block_index() -> usize {
     // SAFETY: reads a special register.
     unsafe { _block_idx_x() as usize }
-}
-
-/// Blocks in the grid.
-#[inline(always)]
-pub fn grid_block_count() -> usize {
-    // SAFETY: reads a special register.
-    unsafe { _grid_dim_x() as usize }
 }
 
 /// Waits for the team; what its threads wrote before is visible to all of them afterwards (`bar.sync`: morally strong and
