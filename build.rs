@@ -1,4 +1,4 @@
-//! Compiles `kernels/` to PTX, one image for each element type and each of its architectures in the kernel table, and leaves in
+//! Compiles `kernels/` to PTX, one image for each element type, kind of slots and architecture of the kernel table, and leaves in
 //! `OUT_DIR` what the library includes: `images.rs` (the images, or why there are none) and `types.rs` (the table's types).
 //!
 //! PTX needs a rustc that has its library's sources beside it, since `core` is compiled for the GPU too. Candidates, the
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use std::{env, thread};
 
-use tutti_codegen::{ARCHITECTURES, Architecture, DTYPES, DType, generate, image_file_name};
+use tutti_codegen::{ARCHITECTURES, Architecture, DTYPES, DType, Slots, generate, image_file_name};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
@@ -91,11 +91,11 @@ fn images_source(images: &Result<Vec<Image>, String>) -> String {
             let rows: Vec<String> = images
                 .iter()
                 .map(|image| {
-                    let (dtype, path) = (image.dtype, &image.path);
+                    let (dtype, slots, path) = (image.dtype, image.slots, &image.path);
                     let architecture = ARCHITECTURES.iter().position(|row| row == image.architecture);
                     let architecture = architecture.expect("the image's architecture is a row of the table");
                     format!(
-                        "    Image {{ dtype: &tutti_codegen::DTYPES[{dtype}], \
+                        "    Image {{ slots: Slots::{slots:?}, dtype: &tutti_codegen::DTYPES[{dtype}], \
                          architecture: &tutti_codegen::ARCHITECTURES[{architecture}], text: include_str!({path:?}) }},\n"
                     )
                 })
@@ -109,6 +109,7 @@ fn images_source(images: &Result<Vec<Image>, String>) -> String {
 struct Image {
     /// Index into [`DTYPES`].
     dtype: usize,
+    slots: Slots,
     architecture: &'static Architecture,
     path: PathBuf,
 }
@@ -245,25 +246,24 @@ impl Compiler {
         let kernels_digest = digest_of_directory(kernels)?;
         let mut jobs = Vec::new();
         let mut images = Vec::new();
-        for (dtype, dtype_row) in DTYPES.iter().enumerate() {
-            for row in dtype_row.architectures() {
-                let entries = generate::entry_points(dtype_row, row);
-                let entries_path = out.join(format!("entries_{}_{}.rs", dtype_row.name, row.name));
-                write(&entries_path, &entries)?;
-                let arguments = llvm_arguments(dtype_row);
-                let made_from = (&self.version, kernels_digest, &entries, row.name, row.ptx, arguments);
-                let file_name = image_file_name(dtype_row.name, row.name);
-                let cached = cache.join(format!("{:016x}.{file_name}", digest(&made_from)));
-                if !cached.exists() {
-                    jobs.push(Job {
-                        dtype: dtype_row,
-                        architecture: row,
-                        entries: entries_path,
-                        cached: cached.clone(),
-                    });
-                }
-                images.push((cached, Image { dtype, architecture: row, path: out.join(file_name) }));
+        let of_type = |(dtype, dtype_row): (usize, &'static DType)| {
+            let of_slots =
+                move |slots: &'static Slots| slots.architectures(dtype_row).map(move |row| (dtype, *slots, row));
+            Slots::ALL.iter().flat_map(of_slots)
+        };
+        for (dtype, slots, architecture) in DTYPES.iter().enumerate().flat_map(of_type) {
+            let dtype_row = &DTYPES[dtype];
+            let entries = generate::entry_points(slots, dtype_row, architecture);
+            let file_name = image_file_name(slots, dtype_row.name, architecture.name);
+            let entries_path = out.join(format!("{file_name}.rs"));
+            write(&entries_path, &entries)?;
+            let arguments = llvm_arguments(dtype_row);
+            let made_from = (&self.version, kernels_digest, &entries, architecture.name, architecture.ptx, arguments);
+            let cached = cache.join(format!("{:016x}.{file_name}", digest(&made_from)));
+            if !cached.exists() {
+                jobs.push(Job { dtype: dtype_row, architecture, entries: entries_path, cached: cached.clone() });
             }
+            images.push((cached, Image { dtype, slots, architecture, path: out.join(file_name) }));
         }
         if !jobs.is_empty() {
             let sysroot = self.core(cache)?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tutti_kernels::interpreter::{Progress, advance};
-use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, StepTime, Trace, buffer, operand_kind};
+use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, StepTime, Trace, buffer, operand_kind, slot_format};
 use tutti_kernels::table::Row;
 
 use crate::board::{Board, Missing};
@@ -241,6 +241,7 @@ impl Active {
                 fingerprint: Fingerprint::default(),
                 buffers: [std::ptr::null_mut(); buffer::COUNT],
                 windows: std::ptr::null(),
+                multicast: std::ptr::null(),
                 sends: std::ptr::null_mut(),
                 receives: std::ptr::null_mut(),
                 completed: std::ptr::null_mut(),
@@ -249,6 +250,8 @@ impl Active {
                 traces: std::ptr::null_mut(),
                 scale: 0,
                 finish: 0,
+                slot_format: slot_format::SIMPLE,
+                reserved: 0,
             },
             overrides: Overrides::default(),
             stalled: None,

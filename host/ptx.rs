@@ -10,7 +10,7 @@ use std::fmt;
 use crate::dtype::{DType, Reduction};
 
 pub use tutti_codegen::{
-    Architecture, BLOCK_THREADS_MAX, Entry, PARAMETERS, Parameter, Version, WARP_THREADS, entries,
+    Architecture, BLOCK_THREADS_MAX, Entry, PARAMETERS, Parameter, Slots, Version, WARP_THREADS, entries,
 };
 
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
@@ -18,6 +18,7 @@ include!(concat!(env!("OUT_DIR"), "/images.rs"));
 /// The kernels of one element type, compiled for one architecture.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Image {
+    slots: Slots,
     dtype: &'static tutti_codegen::DType,
     architecture: &'static Architecture,
     text: &'static str,
@@ -27,6 +28,11 @@ impl Image {
     /// The name of its element type, such as `f32`.
     pub fn dtype(&self) -> &'static str {
         self.dtype.name
+    }
+
+    /// What slots its entry points are for.
+    pub fn slots(&self) -> Slots {
+        self.slots
     }
 
     /// What it is compiled for, and the driver that it needs.
@@ -41,12 +47,12 @@ impl Image {
 
     /// Its entry points.
     pub fn entries(&self) -> Vec<Entry> {
-        tutti_codegen::entries_of(self.dtype)
+        tutti_codegen::entries_of(self.slots, self.dtype)
     }
 
     /// A name for a file that holds it, such as `tutti_f32.sm_90.ptx`.
     pub fn file_name(&self) -> String {
-        tutti_codegen::image_file_name(self.dtype.name, self.architecture.name)
+        tutti_codegen::image_file_name(self.slots, self.dtype.name, self.architecture.name)
     }
 }
 
@@ -54,6 +60,7 @@ impl Image {
 impl fmt::Debug for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Image")
+            .field("slots", &self.slots)
             .field("dtype", &self.dtype.name)
             .field("architecture", &self.architecture.name)
             .field("bytes", &self.text.len())
@@ -142,23 +149,25 @@ impl std::error::Error for NoImage {}
 /// # Errors
 /// [`NoImage`] says what is missing.
 pub fn entry_for(
+    slots: Slots,
     dtype: DType,
     reduction: Reduction,
     compute_capability: Version,
     cuda: Version,
 ) -> Result<(&'static Image, Entry), NoImage> {
-    let entry =
-        tutti_codegen::entry_for(dtype.row(), reduction.row()).ok_or(NoImage::NotOffered { dtype, reduction })?;
-    choose(images().map_err(NoImage::NoPtx)?, entry.dtype, compute_capability, cuda).map(|image| (image, entry))
+    let entry = tutti_codegen::entry_for(slots, dtype.row(), reduction.row())
+        .ok_or(NoImage::NotOffered { dtype, reduction })?;
+    choose(images().map_err(NoImage::NoPtx)?, slots, entry.dtype, compute_capability, cuda).map(|image| (image, entry))
 }
 
 fn choose<'a>(
     images: &'a [Image],
+    slots: Slots,
     dtype: &tutti_codegen::DType,
     compute_capability: Version,
     cuda: Version,
 ) -> Result<&'a Image, NoImage> {
-    let of_dtype: Vec<&Image> = images.iter().filter(|image| image.dtype == dtype).collect();
+    let of_dtype: Vec<&Image> = images.iter().filter(|image| image.slots == slots && image.dtype == dtype).collect();
     let oldest = of_dtype.first().expect("the table has an image for each element type").architecture;
     if compute_capability < oldest.compute_capability {
         return Err(NoImage::DeviceTooOld { compute_capability, needed: oldest.compute_capability });
@@ -177,7 +186,15 @@ mod tests {
 
     fn table() -> Vec<Image> {
         let of_dtype = |dtype: &'static tutti_codegen::DType| {
-            dtype.architectures().map(move |architecture| Image { dtype, architecture, text: "" })
+            let of_slots = move |slots: &'static Slots| {
+                slots.architectures(dtype).map(move |architecture| Image {
+                    slots: *slots,
+                    dtype,
+                    architecture,
+                    text: "",
+                })
+            };
+            Slots::ALL.iter().flat_map(of_slots)
         };
         DTYPES.iter().flat_map(of_dtype).collect()
     }
@@ -189,25 +206,30 @@ mod tests {
     #[test]
     fn a_device_gets_the_newest_image_that_it_and_its_driver_take() {
         let images = table();
-        let chosen = |capability, cuda| choose(&images, DType::F16.row(), capability, cuda).map(Image::file_name);
+        let chosen =
+            |capability, cuda| choose(&images, Slots::Simple, DType::F16.row(), capability, cuda).map(Image::file_name);
         assert_eq!(chosen(version(7, 0), version(12, 9)).as_deref(), Ok("tutti_f16.sm_70.ptx"));
         assert_eq!(chosen(version(8, 6), version(12, 9)).as_deref(), Ok("tutti_f16.sm_80.ptx"));
         assert_eq!(chosen(version(9, 0), version(12, 9)).as_deref(), Ok("tutti_f16.sm_90.ptx"));
         assert_eq!(chosen(version(9, 0), version(11, 8)).as_deref(), Ok("tutti_f16.sm_80.ptx"));
         assert_eq!(chosen(version(10, 0), version(12, 8)).as_deref(), Ok("tutti_f16.sm_90.ptx"));
         assert_eq!(chosen(version(12, 0), version(13, 0)).as_deref(), Ok("tutti_f16.sm_100.ptx"));
-        let bytes = choose(&images, DType::U8.row(), version(10, 0), version(12, 9)).map(Image::file_name);
-        assert_eq!(bytes.as_deref(), Ok("tutti_u8.sm_70.ptx"), "no later architecture makes a difference to it");
+        let chosen = |slots, dtype: DType| {
+            choose(&images, slots, dtype.row(), version(10, 0), version(12, 9)).map(Image::file_name)
+        };
+        let why = "no later architecture makes a difference";
+        assert_eq!(chosen(Slots::Simple, DType::I16).as_deref(), Ok("tutti_i16.sm_70.ptx"), "{why}");
+        assert_eq!(chosen(Slots::LowLatency, DType::F32).as_deref(), Ok("tutti_ll_f32.sm_70.ptx"), "{why}");
     }
 
     #[test]
     fn a_device_or_driver_that_is_too_old_is_told_what_it_needs() {
         let images = table();
-        let error = choose(&images, DType::F32.row(), version(6, 1), version(12, 9)).unwrap_err();
+        let error = choose(&images, Slots::Simple, DType::F32.row(), version(6, 1), version(12, 9)).unwrap_err();
         assert_eq!(error.to_string(), "the device has compute capability 6.1, tutti's kernels need 7.0 or newer");
-        let error = choose(&images, DType::F32.row(), version(9, 0), version(10, 2)).unwrap_err();
+        let error = choose(&images, Slots::Simple, DType::F32.row(), version(9, 0), version(10, 2)).unwrap_err();
         assert!(error.to_string().contains("CUDA 10.2") && error.to_string().contains("driver 450.36"), "{error}");
-        let error = entry_for(DType::F32, Reduction::Bxor, version(9, 0), version(12, 9)).unwrap_err();
+        let error = entry_for(Slots::Simple, DType::F32, Reduction::Bxor, version(9, 0), version(12, 9)).unwrap_err();
         assert!(error.to_string().contains("f32") && error.to_string().contains("bxor"), "{error}");
     }
 }

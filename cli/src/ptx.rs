@@ -6,14 +6,15 @@ use crate::shown::{self, shown};
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tutti::ptx::{Entry, Image, PARAMETERS, images};
+use tutti::ptx::{Entry, Image, PARAMETERS, Slots, images};
 
 /// Write out the embedded PTX images, or name their entry points
 #[derive(Debug, clap::Args)]
 #[command(
     group(clap::ArgGroup::new("what").required(true).args(["out", "list"])),
     after_long_help = "\
-There is one image for each element type and each architecture that makes a difference to it; a driver compiles it when a module \
+There is one image for each element type and each architecture that makes a difference to it, and one with slots of low latency; \
+a driver compiles it when a module \
 is loaded. An entry point serves every element type named after it: reductions that see only bits are the same code for all. A build on a machine \
 without a Rust compiler for PTX carries none, and then this command says how to get them.
 
@@ -41,6 +42,8 @@ pub(crate) struct PtxArgs {
 struct ImageSummary {
     file: String,
     dtype: &'static str,
+    /// "simple" or "low_latency".
+    slots: &'static str,
     architecture: &'static str,
     /// The least compute capability of a device that runs it.
     compute_capability: String,
@@ -104,9 +107,10 @@ fn print_image(out: &mut impl Write, image: &Image, directory: Option<&Path>) ->
     let architecture = image.architecture();
     writeln!(
         out,
-        "{}: {} for compute capability {} and newer, PTX {}, CUDA {} (driver {}) and newer",
+        "{}: {} through {} slots, for compute capability {} and newer, PTX {}, CUDA {} (driver {}) and newer",
         image.file_name(),
         image.dtype(),
+        slots_name(image).replace('_', "-"),
         architecture.compute_capability,
         architecture.ptx,
         architecture.cuda,
@@ -116,6 +120,13 @@ fn print_image(out: &mut impl Write, image: &Image, directory: Option<&Path>) ->
         .entries()
         .iter()
         .try_for_each(|entry| writeln!(out, "  {entry}: {} of {}", entry.reduction.name, serves(entry).join(", ")))
+}
+
+fn slots_name(image: &Image) -> &'static str {
+    match image.slots() {
+        Slots::Simple => "simple",
+        Slots::LowLatency => "low_latency",
+    }
 }
 
 /// The names of the element types that an entry point reduces.
@@ -141,6 +152,7 @@ fn summarise(image: &Image) -> ImageSummary {
     ImageSummary {
         file: image.file_name(),
         dtype: image.dtype(),
+        slots: slots_name(image),
         architecture: architecture.name,
         compute_capability: architecture.compute_capability.to_string(),
         ptx_version: architecture.ptx.to_string(),

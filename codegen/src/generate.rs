@@ -2,29 +2,37 @@
 
 use std::fmt::Write;
 
-use crate::{Architecture, DTYPES, DType, Kind, PARAMETERS, REDUCTIONS, entries_of};
+use crate::{Architecture, DTYPES, DType, Kind, MULTIMEM_CAPABILITY, PARAMETERS, REDUCTIONS, Slots, entries_of};
 
-/// The entry points of one element type for one architecture, for the kernels to include where the function `run` is.
-pub fn entry_points(dtype: &'static DType, architecture: &Architecture) -> String {
+/// The entry points of one element type for one architecture, for the kernels to include where the functions
+/// `run` and `run_flagged` are.
+pub fn entry_points(slots: Slots, dtype: &'static DType, architecture: &Architecture) -> String {
     let parameters: Vec<String> =
         PARAMETERS.iter().map(|parameter| format!("{}: {}", parameter.name, parameter.rust)).collect();
     let arguments: Vec<&str> = PARAMETERS.iter().map(|parameter| parameter.name).collect();
     let mut text = String::from("// Generated from the kernel table.\n");
-    for entry in entries_of(dtype) {
+    for entry in entries_of(slots, dtype) {
+        let loops = dtype.loops(entry.reduction, architecture);
+        let switched =
+            dtype.multimem(entry.reduction).filter(|_| architecture.compute_capability >= MULTIMEM_CAPABILITY);
+        let multimem = switched.map_or("0".to_owned(), |name| format!("{{ crate::target::multimem::{name} }}"));
+        let (function, constants) = match slots {
+            Slots::Simple => ("run", format!(", {loops}, {multimem}")),
+            Slots::LowLatency => ("run_flagged", String::new()),
+        };
         write!(
             text,
             "
 #[unsafe(no_mangle)]
 unsafe extern \"ptx-kernel\" fn {name}({parameters}) {{
     // SAFETY: whoever launches the kernel keeps the contract of what it calls.
-    unsafe {{ run::<crate::element::{element}, crate::reduction::{reduction}, {loops}>({arguments}) }}
+    unsafe {{ {function}::<crate::element::{element}, crate::reduction::{reduction}{constants}>({arguments}) }}
 }}
 ",
             name = entry.name(),
             parameters = parameters.join(", "),
             element = entry.dtype.marker,
             reduction = entry.reduction.variant,
-            loops = dtype.loops(entry.reduction, architecture),
             arguments = arguments.join(", "),
         )
         .expect("a string takes all that is written to it");
@@ -222,10 +230,20 @@ mod tests {
 
     #[test]
     fn each_entry_point_calls_its_kernel_with_all_its_parameters() {
-        let text = entry_points(dtype("bf16"), &ARCHITECTURES[2]);
-        assert_eq!(text.matches("#[unsafe(no_mangle)]").count(), entries_of(dtype("bf16")).len());
+        let text = entry_points(Slots::Simple, dtype("bf16"), &ARCHITECTURES[2]);
+        assert_eq!(text.matches("#[unsafe(no_mangle)]").count(), entries_of(Slots::Simple, dtype("bf16")).len());
         assert!(text.contains("fn tutti_run_bf16_min(launch: *mut Launch) {"), "{text}");
-        assert!(text.contains("run::<crate::element::Bf16, crate::reduction::Min, 2>(launch)"), "{text}");
+        assert!(
+            text.contains(
+                "run::<crate::element::Bf16, crate::reduction::Min, 2, { crate::target::multimem::MIN_BF16 }>(launch)"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("crate::reduction::Avg, 2, 0>(launch)"), "{text}");
+        let text = entry_points(Slots::Simple, dtype("bf16"), &ARCHITECTURES[1]);
+        assert!(text.contains("crate::reduction::Sum, 4, 0>(launch)"), "{text}");
+        let text = entry_points(Slots::LowLatency, dtype("bf16"), &ARCHITECTURES[0]);
+        assert!(text.contains("run_flagged::<crate::element::Bf16, crate::reduction::Min>(launch)"), "{text}");
     }
 
     #[test]

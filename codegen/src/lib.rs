@@ -134,6 +134,13 @@ impl DType {
         DTYPES.iter().find(same).unwrap_or(self)
     }
 
+    /// The instruction by which a switch reduces its elements so, if there is one: its name in `tutti_kernels::target::multimem`.
+    pub fn multimem(&'static self, reduction: &Reduction) -> Option<&'static str> {
+        let kernel = self.kernel(reduction);
+        let row = MULTIMEM.iter().find(|row| (row.0, row.1) == (kernel.name, reduction.name));
+        row.filter(|_| self.offers(reduction)).map(|row| row.2)
+    }
+
     /// The architectures that it has images for, oldest first.
     pub fn architectures(&self) -> impl Iterator<Item = &'static Architecture> {
         ARCHITECTURES.iter().filter(|architecture| self.architectures.contains(&architecture.name))
@@ -435,10 +442,39 @@ other sources the scaling is exact.",
     },
 ];
 
+/// What a switch reduces (the table of `multimem.ld_reduce` in the PTX manual): element type and reduction, as kernels, and the
+/// instruction. From [`MULTIMEM_CAPABILITY`] on.
+const MULTIMEM: &[(&str, &str, &str)] = &[
+    ("f32", "sum", "ADD_F32"),
+    ("f64", "sum", "ADD_F64"),
+    ("f16", "sum", "ADD_F16"),
+    ("f16", "min", "MIN_F16"),
+    ("f16", "max", "MAX_F16"),
+    ("bf16", "sum", "ADD_BF16"),
+    ("bf16", "min", "MIN_BF16"),
+    ("bf16", "max", "MAX_BF16"),
+    ("u32", "sum", "ADD_U32"),
+    ("u32", "min", "MIN_U32"),
+    ("u32", "max", "MAX_U32"),
+    ("i32", "min", "MIN_S32"),
+    ("i32", "max", "MAX_S32"),
+    ("u64", "sum", "ADD_U64"),
+    ("u64", "min", "MIN_U64"),
+    ("u64", "max", "MAX_U64"),
+    ("i64", "min", "MIN_S64"),
+    ("i64", "max", "MAX_S64"),
+    ("u8", "band", "AND_B64"),
+    ("u8", "bor", "OR_B64"),
+    ("u8", "bxor", "XOR_B64"),
+];
+
+/// The least compute capability of a device that reaches a switch by the instructions for it.
+pub const MULTIMEM_CAPABILITY: Version = version(9, 0);
+
 /// Every architecture, oldest first.
 ///
-/// The PTX version is the oldest one that has what the architecture's kernels may use: 7.0 for sm_80; 8.1 for multimem on
-/// sm_90; 8.8 for 256-bit accesses on sm_100. A driver that is too old for one image takes the one before it.
+/// The PTX version is the oldest one that has what the architecture's kernels may use: 7.0 for sm_80; 8.2 for multimem with
+/// sums in f32 on sm_90; 8.8 for 256-bit accesses on sm_100. A driver that is too old for one image takes the one before it.
 pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "sm_70",
@@ -457,9 +493,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "sm_90",
         compute_capability: version(9, 0),
-        ptx: version(8, 1),
-        cuda: version(12, 1),
-        driver: "530.30",
+        ptx: version(8, 2),
+        cuda: version(12, 2),
+        driver: "535.54",
     },
     Architecture {
         name: "sm_100",
@@ -475,6 +511,37 @@ pub const BLOCK_THREADS_MAX: u32 = 256;
 
 /// Threads of a warp.
 pub const WARP_THREADS: u32 = 32;
+
+/// What slots the entry points of an image are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slots {
+    /// Data, then a flag: for bandwidth, with a loop for each number of sources and destinations.
+    Simple,
+    /// Data that is its own signal (LL and LL128): for latency. One loop serves all, so no architecture makes a difference.
+    LowLatency,
+}
+
+impl Slots {
+    /// Both.
+    pub const ALL: &'static [Slots] = &[Slots::Simple, Slots::LowLatency];
+
+    /// What stands before the element type in names.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Slots::Simple => "",
+            Slots::LowLatency => "ll_",
+        }
+    }
+
+    /// The architectures that an element type has images for, oldest first.
+    pub fn architectures(self, dtype: &'static DType) -> impl Iterator<Item = &'static Architecture> {
+        let count = match self {
+            Slots::Simple => usize::MAX,
+            Slots::LowLatency => 1,
+        };
+        dtype.architectures().take(count)
+    }
+}
 
 /// A parameter of an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -493,6 +560,8 @@ pub const PARAMETERS: &[Parameter] = &[Parameter { name: "launch", rust: "*mut L
 /// An entry point of an image: block `b` interprets program `b` of a launch to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// Through which slots.
+    pub slots: Slots,
     /// On which elements.
     pub dtype: &'static DType,
     /// With which reduction.
@@ -502,12 +571,12 @@ pub struct Entry {
 impl Entry {
     /// The name by which a driver finds it.
     pub fn name(&self) -> String {
-        format!("tutti_run_{}_{}", self.dtype.name, self.reduction.name)
+        format!("tutti_run_{}{}_{}", self.slots.prefix(), self.dtype.name, self.reduction.name)
     }
 
     /// Every element type whose elements it reduces so: one, or several where they are the same machine code.
     pub fn serves(&self) -> impl Iterator<Item = &'static DType> {
-        let Entry { dtype, reduction } = *self;
+        let Entry { dtype, reduction, .. } = *self;
         DTYPES.iter().filter(move |other| other.offers(reduction) && other.kernel(reduction) == dtype)
     }
 }
@@ -523,23 +592,24 @@ impl fmt::Display for Entry {
 
 /// Every entry point.
 pub fn entries() -> Vec<Entry> {
-    DTYPES.iter().flat_map(entries_of).collect()
+    let of_slots = |slots: &Slots| DTYPES.iter().flat_map(|dtype| entries_of(*slots, dtype)).collect::<Vec<_>>();
+    Slots::ALL.iter().flat_map(of_slots).collect()
 }
 
 /// The entry points that lie in the images of one element type: its reductions, but for those that are another type's kernels.
-pub fn entries_of(dtype: &'static DType) -> Vec<Entry> {
+pub fn entries_of(slots: Slots, dtype: &'static DType) -> Vec<Entry> {
     let own = REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction) && dtype.kernel(reduction) == dtype);
-    own.map(|reduction| Entry { dtype, reduction }).collect()
+    own.map(|reduction| Entry { slots, dtype, reduction }).collect()
 }
 
 /// The entry point that reduces elements of `dtype`; none where the type does not offer the reduction.
-pub fn entry_for(dtype: &'static DType, reduction: &'static Reduction) -> Option<Entry> {
-    dtype.offers(reduction).then(|| Entry { dtype: dtype.kernel(reduction), reduction })
+pub fn entry_for(slots: Slots, dtype: &'static DType, reduction: &'static Reduction) -> Option<Entry> {
+    dtype.offers(reduction).then(|| Entry { slots, dtype: dtype.kernel(reduction), reduction })
 }
 
-/// The name of an image's file: `tutti_f32.sm_90.ptx`.
-pub fn image_file_name(dtype: &str, architecture: &str) -> String {
-    format!("tutti_{dtype}.{architecture}.ptx")
+/// The name of an image's file: `tutti_f32.sm_90.ptx`, or `tutti_ll_f32.sm_70.ptx`.
+pub fn image_file_name(slots: Slots, dtype: &str, architecture: &str) -> String {
+    format!("tutti_{}{dtype}.{architecture}.ptx", slots.prefix())
 }
 
 #[cfg(test)]
@@ -552,7 +622,7 @@ mod tests {
     fn every_entry_point_has_a_name_of_its_own() {
         let names: HashSet<String> = entries().iter().map(Entry::name).collect();
         assert_eq!(names.len(), entries().len());
-        assert!(names.contains("tutti_run_bf16_avg") && names.contains("tutti_run_u8_bxor"));
+        assert!(names.contains("tutti_run_bf16_avg") && names.contains("tutti_run_ll_u8_bxor"));
         assert!(!names.contains("tutti_run_f64_bxor") && !names.contains("tutti_run_i32_sum"));
     }
 
@@ -588,7 +658,7 @@ mod tests {
 
     #[test]
     fn an_entry_point_prints_as_its_declaration() {
-        let entry = Entry { dtype: &DTYPES[2], reduction: &REDUCTIONS[3] };
+        let entry = Entry { slots: Slots::Simple, dtype: &DTYPES[2], reduction: &REDUCTIONS[3] };
         assert_eq!(entry.to_string(), "tutti_run_f16_max(launch: *mut Launch)");
     }
 
@@ -600,8 +670,8 @@ mod tests {
                     .into_iter()
                     .filter(|entry| entry.reduction == reduction && entry.serves().any(|served| served == dtype))
                     .collect();
-                let expected: Vec<Entry> = entry_for(dtype, reduction).into_iter().collect();
-                assert_eq!(serving, expected, "{} {}", dtype.name, reduction.name);
+                let expected = Slots::ALL.iter().filter_map(|slots| entry_for(*slots, dtype, reduction));
+                assert_eq!(serving, expected.collect::<Vec<_>>(), "{} {}", dtype.name, reduction.name);
             }
         }
     }
@@ -616,6 +686,24 @@ mod tests {
             for reduction in REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction)) {
                 assert!(dtype.kernel(reduction).architectures[0] == ARCHITECTURES[0].name);
             }
+        }
+    }
+
+    #[test]
+    fn a_switch_reduces_what_the_hardware_offers_and_nothing_else() {
+        let instruction = |dtype: &str, reduction: &str| {
+            let dtype = DTYPES.iter().find(|row| row.name == dtype).unwrap();
+            dtype.multimem(REDUCTIONS.iter().find(|row| row.name == reduction).unwrap())
+        };
+        assert_eq!((instruction("i64", "sum"), instruction("i64", "min")), (Some("ADD_U64"), Some("MIN_S64")));
+        assert_eq!((instruction("i16", "bxor"), instruction("i16", "sum")), (Some("XOR_B64"), None));
+        assert_eq!(
+            (instruction("f32", "min"), instruction("f8e4m3", "sum"), instruction("bf16", "avg")),
+            (None, None, None)
+        );
+        for (dtype, _, _) in MULTIMEM {
+            let dtype = DTYPES.iter().find(|row| row.name == *dtype).unwrap();
+            assert!(dtype.architectures().any(|row| row.compute_capability >= MULTIMEM_CAPABILITY), "{}", dtype.name);
         }
     }
 

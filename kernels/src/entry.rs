@@ -8,10 +8,17 @@
 use core::marker::PhantomData;
 
 use crate::element::Element;
+use crate::flagged;
 use crate::interpreter::{Kernel, Progress, State, StepOperands, advance};
-use crate::layout::{Launch, launch_status};
+#[cfg(target_feature = "sm_90")]
+use crate::layout::step_flag;
+use crate::layout::{Call, Launch, launch_status};
+#[cfg(target_feature = "sm_90")]
+use crate::multicast::through_switch;
 use crate::reduce_copy::by_shape;
 use crate::reduction::Reduction;
+#[cfg(target_feature = "sm_90")]
+use crate::target::multimem;
 use crate::target::{barrier, block_index, compare_and_set, nanosleep, thread_index};
 
 /// Polls in a row that find nothing before a block begins to sleep between them.
@@ -20,24 +27,80 @@ const EAGER_POLLS: u32 = 64;
 /// How long a block sleeps between polls then.
 const POLL_INTERVAL_NS: u32 = 100;
 
-/// The copy-and-reduce of one element type and reduction, compiled into the interpreter that runs it.
-struct Compiled<E, R, const LOOPS: usize>(PhantomData<(E, R)>);
+/// The copy-and-reduce of one element type and reduction, compiled into the interpreter that runs it; `MULTIMEM` is the
+/// instruction by which a switch does it.
+struct Compiled<E, R, const LOOPS: usize, const MULTIMEM: u32>(PhantomData<(E, R)>);
 
-impl<E, R, const LOOPS: usize> Clone for Compiled<E, R, LOOPS> {
+impl<E, R, const LOOPS: usize, const MULTIMEM: u32> Clone for Compiled<E, R, LOOPS, MULTIMEM> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E, R, const LOOPS: usize> Copy for Compiled<E, R, LOOPS> {}
+impl<E, R, const LOOPS: usize, const MULTIMEM: u32> Copy for Compiled<E, R, LOOPS, MULTIMEM> {}
 
-impl<E: Element, R: Reduction<E::Number>, const LOOPS: usize> Kernel for Compiled<E, R, LOOPS> {
+impl<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const MULTIMEM: u32> Kernel
+    for Compiled<E, R, LOOPS, MULTIMEM>
+{
     #[inline(always)]
     unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize) {
+        #[cfg(target_feature = "sm_90")]
+        if const { MULTIMEM != multimem::NONE } {
+            const MULTICAST: u32 = step_flag::MULTICAST_SOURCE | step_flag::MULTICAST_DESTINATION;
+            if operands.flags & MULTICAST != 0 {
+                // SAFETY: passed on from the caller; the host lays out such steps as they must be.
+                return unsafe { through_switch::<E, R, MULTIMEM>(operands, operands.flags, bytes) };
+            }
+        }
         // SAFETY: passed on from the caller.
         unsafe { by_shape::<E, R, LOOPS>(operands, bytes) }
     }
+}
+
+/// The same for slots whose data is its own signal.
+struct Flagged<E, R>(PhantomData<(E, R)>);
+
+impl<E, R> Clone for Flagged<E, R> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E, R> Copy for Flagged<E, R> {}
+
+impl<E: Element, R: Reduction<E::Number>> Kernel for Flagged<E, R> {
+    const FLAGGED: bool = true;
+
+    #[inline(always)]
+    unsafe fn reduce_copy(self, _operands: &StepOperands, _bytes: usize) {}
+
+    #[inline(always)]
+    unsafe fn reduce_copy_flagged(self, operands: &StepOperands, call: &Call, bytes: usize) -> bool {
+        // SAFETY: passed on from the caller.
+        unsafe { flagged::reduce_copy::<E, R>(operands, call, bytes) }
+    }
+}
+
+/// [`interpret`] with slots of the plain format.
+///
+/// # Safety
+/// As [`interpret`].
+#[inline(always)]
+unsafe fn run<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
+    // SAFETY: passed on from the caller.
+    unsafe { interpret(Compiled::<E, R, LOOPS, MULTIMEM>(PhantomData), launch) }
+}
+
+/// [`interpret`] with slots whose data is its own signal.
+///
+/// # Safety
+/// As [`interpret`].
+#[inline(always)]
+unsafe fn run_flagged<E: Element, R: Reduction<E::Number>>(launch: *mut Launch) {
+    // SAFETY: passed on from the caller.
+    unsafe { interpret(Flagged::<E, R>(PhantomData), launch) }
 }
 
 /// Interprets program `b` of the launch on block `b`, to its end.
@@ -46,7 +109,7 @@ impl<E: Element, R: Reduction<E::Number>, const LOOPS: usize> Kernel for Compile
 /// `launch` and all that it points at is valid until the kernel ends, as [`advance`] asks for. Nothing but
 /// `launch.status` changes under it.
 #[inline(always)]
-unsafe fn run<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(launch: *mut Launch) {
+unsafe fn interpret<K: Kernel>(kernel: K, launch: *mut Launch) {
     // SAFETY: passed on from the caller. The call and the programs are only read; the status, which other blocks may write,
     // is not borrowed.
     let (call, program) = unsafe {
@@ -59,7 +122,7 @@ unsafe fn run<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(launch: *
     let mut idle_polls = 0;
     let status = loop {
         // SAFETY: passed on from the caller; this block alone runs the program.
-        match unsafe { advance(Compiled::<E, R, LOOPS>(PhantomData), program, &mut state, call) } {
+        match unsafe { advance(kernel, program, &mut state, call) } {
             Progress::Fired => {
                 idle_polls = 0;
                 // A connection's end may be polled by another thread in the next step than the one that moved it in this.

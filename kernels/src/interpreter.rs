@@ -10,6 +10,8 @@
 
 use core::ptr;
 
+#[cfg(target_arch = "nvptx64")]
+use crate::flagged;
 use crate::layout::{
     Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime,
     operand_flag, operand_kind, step_flag,
@@ -22,12 +24,25 @@ use crate::target::{
 
 /// The copy-and-reduce that steps run: that of one element type and one reduction. The interpreter knows neither.
 pub trait Kernel: Copy {
+    /// Whether slots are of a format whose data is its own signal.
+    const FLAGGED: bool = false;
+
     /// `destinations ← finish(reduce(scale(sources)))` over `bytes` bytes, by the whole team.
     ///
     /// # Safety
     /// The operands keep their contract; `bytes` is a multiple of the element's size, and every address is a multiple of it
     /// too.
     unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize);
+
+    /// The same if [`Kernel::FLAGGED`], of `bytes` bytes that may be 0; false on threads that saw the abort word raised while
+    /// they waited for data.
+    ///
+    /// # Safety
+    /// As [`Kernel::reduce_copy`], except that source slots need not hold all their data yet.
+    #[inline(always)]
+    unsafe fn reduce_copy_flagged(self, _operands: &StepOperands, _call: &Call, _bytes: usize) -> bool {
+        false
+    }
 }
 
 /// How far a program has come.
@@ -94,7 +109,7 @@ pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State
     let bytes = if remaining < chunk { remaining } else { chunk };
 
     // SAFETY: passed on from the caller.
-    let poll = unsafe { poll(program, state, call, step, operands, start) };
+    let poll = unsafe { poll::<K>(program, state, call, step, operands, start) };
     if any(matches!(poll, Poll::Mismatch(_))) {
         return Progress::Mismatch { operand: if let Poll::Mismatch(operand) = poll { operand } else { NO_OPERAND } };
     }
@@ -113,21 +128,28 @@ pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State
         return Progress::Aborted;
     }
     let begun = if call.traces.is_null() { 0 } else { timestamp() };
-    if bytes > 0 {
-        let operands = StepOperands {
-            addresses: program.resolved,
-            operands,
-            source_count: step.source_count,
-            destination_count: step.destination_count,
-            flags: step.flags,
-            scale: call.scale,
-            finish: call.finish,
-        };
-        // SAFETY: `poll` has resolved the addresses, each valid for `bytes` bytes from there.
-        unsafe { kernel.reduce_copy(&operands, bytes as usize) };
+    let step_operands = StepOperands {
+        addresses: program.resolved,
+        operands,
+        source_count: step.source_count,
+        destination_count: step.destination_count,
+        flags: step.flags,
+        scale: call.scale,
+        finish: call.finish,
+    };
+    if K::FLAGGED {
+        // SAFETY: as below.
+        if !all(unsafe { kernel.reduce_copy_flagged(&step_operands, call, bytes as usize) }) {
+            return Progress::Aborted;
+        }
+    } else {
+        if bytes > 0 {
+            // SAFETY: `poll` has resolved the addresses, each valid for `bytes` bytes from there.
+            unsafe { kernel.reduce_copy(&step_operands, bytes as usize) };
+        }
+        // Every thread's loads and stores come before the counters that any thread moves below.
+        barrier();
     }
-    // Every thread's loads and stores come before the counters that any thread moves below.
-    barrier();
     // SAFETY: as above.
     let (looped, step, operands) = unsafe { current(forgotten(program), state) };
     let touches_windows = step.flags & step_flag::TOUCHES_WINDOWS != 0;
@@ -137,7 +159,7 @@ pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State
     }
     // SAFETY: passed on from the caller.
     unsafe {
-        publish(call, step, operands);
+        publish::<K>(call, step, operands);
         if !call.traces.is_null() && thread_index() == 0 {
             record(program, state, call, looped.first_step + state.step, begun);
         }
@@ -186,7 +208,7 @@ fn move_on(state: &mut State, step_count: u32, iterations: u64) {
 /// # Safety
 /// As [`advance`].
 #[inline(always)]
-unsafe fn poll(
+unsafe fn poll<K: Kernel>(
     program: &Program,
     state: &State,
     call: &Call,
@@ -212,14 +234,18 @@ unsafe fn poll(
             let address = match operand.kind {
                 operand_kind::LOCAL => (*(&raw const call.buffers).cast::<*mut u8>().add(operand.index as usize))
                     .wrapping_add((operand.offset + start) as usize),
-                operand_kind::WINDOW => {
-                    let window = call.windows.add(operand.index as usize);
+                operand_kind::WINDOW | operand_kind::MULTICAST => {
+                    let window = if operand.kind == operand_kind::WINDOW {
+                        call.windows.add(operand.index as usize)
+                    } else {
+                        call.multicast
+                    };
                     (*(&raw const (*window).buffers).cast::<*mut u8>().add(operand.buffer as usize))
                         .wrapping_add((operand.offset + start) as usize)
                 }
                 _ if index < step.source_count => {
                     let end = &mut *call.receives.add(operand.index as usize);
-                    let (found, address) = poll_receive(end, call);
+                    let (found, address) = poll_receive::<K>(end, call);
                     match found {
                         Found::Ready => address,
                         Found::Waiting => return Poll::Waiting(index),
@@ -228,7 +254,7 @@ unsafe fn poll(
                 }
                 _ => {
                     let end = &mut *call.sends.add(operand.index as usize);
-                    let address = poll_send(end);
+                    let address = poll_send::<K>(end, call);
                     if address.is_null() {
                         return Poll::Waiting(index);
                     }
@@ -254,11 +280,20 @@ enum Found {
 /// # Safety
 /// The connection's memory is valid, and no other thread uses this end now.
 #[inline(always)]
-unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> (Found, *mut u8) {
+unsafe fn poll_receive<K: Kernel>(end: &mut ReceiveEnd, call: &Call) -> (Found, *mut u8) {
     // SAFETY: the slot lies inside the connection's memory; its data is this side's from when `full` says so until the slot
     // is released.
     unsafe {
         let slot = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.received);
+        #[cfg(target_arch = "nvptx64")]
+        if K::FLAGGED {
+            let found = match flagged::header(call.slot_format, slot, end.received + 1, &call.fingerprint) {
+                flagged::Header::Ready => Found::Ready,
+                flagged::Header::Waiting => Found::Waiting,
+                flagged::Header::Mismatch => Found::Mismatch,
+            };
+            return (found, slot.add(header_bytes::<K>(call)));
+        }
         let header = slot.cast::<SlotHeader>();
         // Acquires what the producer wrote into the slot before it published it.
         if load_acquire(&raw const (*header).full) != end.received + 1 {
@@ -276,7 +311,7 @@ unsafe fn poll_receive(end: &mut ReceiveEnd, call: &Call) -> (Found, *mut u8) {
 /// # Safety
 /// As [`poll_receive`].
 #[inline(always)]
-unsafe fn poll_send(end: &mut SendEnd) -> *mut u8 {
+unsafe fn poll_send<K: Kernel>(end: &mut SendEnd, call: &Call) -> *mut u8 {
     if end.sent - end.credit >= u64::from(end.slot_count) {
         // Acquires the consumer's last look at the slot that it released.
         // SAFETY: the counter is valid.
@@ -286,7 +321,18 @@ unsafe fn poll_send(end: &mut SendEnd) -> *mut u8 {
         }
     }
     // SAFETY: the slot lies inside the connection's memory, and is this side's until it is published.
-    unsafe { slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).add(SLOT_HEADER_BYTES) }
+    unsafe { slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).add(header_bytes::<K>(call)) }
+}
+
+/// Bytes of a slot in front of its data.
+#[inline(always)]
+fn header_bytes<K: Kernel>(call: &Call) -> usize {
+    #[cfg(target_arch = "nvptx64")]
+    if K::FLAGGED {
+        return flagged::header_bytes(call.slot_format);
+    }
+    let _ = call;
+    SLOT_HEADER_BYTES
 }
 
 /// The header of the slot that comes `count`-th on a connection.
@@ -304,7 +350,7 @@ unsafe fn slot(slots: *mut u8, stride_bytes: u64, slot_count: u32, count: u64) -
 /// # Safety
 /// As [`advance`]; the operands have been polled ready, and the team's data is in place.
 #[inline(always)]
-unsafe fn publish(call: &Call, step: &Step, operands: *const Operand) {
+unsafe fn publish<K: Kernel>(call: &Call, step: &Step, operands: *const Operand) {
     let count = step.source_count + step.destination_count;
     let mut index = thread_index() as u32;
     while index < count {
@@ -320,10 +366,13 @@ unsafe fn publish(call: &Call, step: &Step, operands: *const Operand) {
                 } else {
                     let end = &mut *call.sends.add(operand.index as usize);
                     let header = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).cast::<SlotHeader>();
-                    (*header).fingerprint = call.fingerprint;
                     end.sent += 1;
-                    // Orders the fingerprint and the team's stores to the slot before the consumer's loads from it.
-                    store_release(&raw mut (*header).full, end.sent);
+                    // What was its own signal has been published as it was stored.
+                    if !K::FLAGGED {
+                        (*header).fingerprint = call.fingerprint;
+                        // Orders the fingerprint and the team's stores to the slot before the consumer's loads from it.
+                        store_release(&raw mut (*header).full, end.sent);
+                    }
                 }
             }
         }
@@ -366,6 +415,53 @@ pub struct StepOperands {
     pub scale: u64,
     /// [`Call::finish`].
     pub finish: u64,
+}
+
+/// A destination slot whose data is its own signal.
+#[cfg(target_arch = "nvptx64")]
+pub(crate) struct FlaggedSlot {
+    /// Of the message that goes into it, counted from 1.
+    pub(crate) number: u64,
+    /// Whether all of it is written, so that nothing very old is left in it.
+    pub(crate) is_rewritten: bool,
+    /// How many times 16 bytes it has, behind its header.
+    pub(crate) places: usize,
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl StepOperands {
+    /// The number of the message in the source `index`, if that is a slot.
+    ///
+    /// # Safety
+    /// The operand is in range, and a connection's end in `call` belongs to this program.
+    #[inline(always)]
+    pub(crate) unsafe fn receive_number(&self, index: usize, call: &Call) -> Option<u64> {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let operand = &*self.operands.add(index);
+            (operand.kind == operand_kind::SLOT).then(|| (*call.receives.add(operand.index as usize)).received + 1)
+        }
+    }
+
+    /// The destination `index`, if it is a slot.
+    ///
+    /// # Safety
+    /// As [`StepOperands::receive_number`].
+    #[inline(always)]
+    pub(crate) unsafe fn send_slot(&self, index: usize, call: &Call) -> Option<FlaggedSlot> {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let operand = &*self.operands.add(self.source_count as usize + index);
+            (operand.kind == operand_kind::SLOT).then(|| {
+                let end = &*call.sends.add(operand.index as usize);
+                FlaggedSlot {
+                    number: end.sent + 1,
+                    is_rewritten: (end.sent & 0x7fff_ffff) < u64::from(end.slot_count),
+                    places: (end.slot_stride_bytes as usize - flagged::header_bytes(call.slot_format)) / 16,
+                }
+            })
+        }
+    }
 }
 
 // SAFETY: as the field says.

@@ -14,6 +14,9 @@ pub const LINE_BYTES: usize = 64;
 /// of the first cache line is data, so that a small message is one line.
 pub const SLOT_HEADER_BYTES: usize = 48;
 
+/// What addresses and sizes of steps through a switch are multiples of: the widest access of any GPU.
+pub const MULTICAST_ALIGNMENT_BYTES: usize = 32;
+
 /// What a rank says it is doing: equal on all ranks of one call, or the call is an error.
 ///
 /// The host packs the words (see `Fingerprint` there); the interpreter only compares them.
@@ -32,7 +35,22 @@ pub struct Fingerprint {
     pub scale: u64,
 }
 
-/// The first bytes of every slot.
+/// A fingerprint's words of 8 bytes.
+pub const FINGERPRINT_WORDS: usize = size_of::<Fingerprint>() / 8;
+
+/// How a slot says that its data is there: one way for all connections of a plan.
+pub mod slot_format {
+    /// Data, then a flag: a [`super::SlotHeader`] and the data behind it. The flag's release orders whatever the producer did.
+    pub const SIMPLE: u32 = 0;
+    /// On GPUs: a flag in each 8 bytes. Slots are aligned to 16 bytes and begin with 80 bytes that hold the fingerprint; every 8
+    /// bytes of data take 16.
+    pub const LL: u32 = 1;
+    /// On GPUs: a flag in each 128 bytes, which the transport delivers whole. Slots are aligned to 128 bytes and begin with 128
+    /// bytes that hold the fingerprint; every 120 bytes of data take 128.
+    pub const LL128: u32 = 2;
+}
+
+/// The first bytes of every slot of the format [`slot_format::SIMPLE`].
 ///
 /// What the consumer polls stands beside what it compares first, so that a message costs one cache line. The
 /// producer writes `fingerprint` and the data, then `full` with release semantics.
@@ -54,6 +72,10 @@ pub mod operand_kind {
     pub const SLOT: u32 = 1;
     /// A peer's exposed buffer: `index` is the rank, `buffer` one of [`super::buffer`].
     pub const WINDOW: u32 = 2;
+    /// The same place in every rank's exposed buffer, by way of a switch: `buffer` is one of [`super::buffer`]. As a source, the
+    /// reduction of all of them; as a destination, all of them. Its step has one source and one destination, and all their
+    /// offsets and bytes are multiples of [`super::MULTICAST_ALIGNMENT_BYTES`].
+    pub const MULTICAST: u32 = 3;
 }
 
 /// Buffers of a call, as indices into [`Call::buffers`] and [`Window::buffers`].
@@ -84,6 +106,10 @@ pub mod step_flag {
     pub const AWAITED: u32 = 4;
     /// The step goes through its bytes from the end to the start, on targets that care.
     pub const BACKWARDS: u32 = 8;
+    /// The source is a multicast address.
+    pub const MULTICAST_SOURCE: u32 = 16;
+    /// The destination is a multicast address.
+    pub const MULTICAST_DESTINATION: u32 = 32;
 }
 
 /// One source or destination of a step.
@@ -264,6 +290,9 @@ pub struct Call {
     pub buffers: [*mut u8; buffer::COUNT],
     /// Indexed by rank; an entry may be read once a slot of that rank has arrived in this call.
     pub windows: *const Window,
+    /// Multicast addresses of every rank's buffers; null where there is no switch, or the plan does not use it. May be used once
+    /// a slot of every rank has arrived in this call.
+    pub multicast: *const Window,
     /// This rank's producing ends, as the plan numbers them.
     pub sends: *mut SendEnd,
     /// This rank's consuming ends, as the plan numbers them.
@@ -281,6 +310,10 @@ pub struct Call {
     pub scale: u64,
     /// What a marked result is multiplied by, or divided where it is an integer: likewise.
     pub finish: u64,
+    /// One of [`slot_format`].
+    pub slot_format: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// What a kernel launch receives.
@@ -322,6 +355,6 @@ const _: () = {
     assert!(size_of::<SendEnd>() == 64 && offset_of!(SendEnd, slot_count) == 40);
     assert!(size_of::<ReceiveEnd>() == 64 && offset_of!(ReceiveEnd, slot_count) == 32);
     assert!(size_of::<Window>() == 64 && size_of::<StepTime>() == 32 && size_of::<Trace>() == 64);
-    assert!(size_of::<Call>() == 136 && offset_of!(Call, scale) == 120 && offset_of!(Call, windows) == 64);
-    assert!(size_of::<Launch>() == 152 && offset_of!(Launch, programs) == 136);
+    assert!(size_of::<Call>() == 152 && offset_of!(Call, scale) == 128 && offset_of!(Call, windows) == 64);
+    assert!(size_of::<Launch>() == 168 && offset_of!(Launch, programs) == 152);
 };

@@ -21,9 +21,13 @@ mod unrolled;
 pub mod element;
 #[cfg(target_arch = "nvptx64")]
 mod entry;
+#[cfg(target_arch = "nvptx64")]
+mod flagged;
 mod float8;
 pub mod interpreter;
 pub mod layout;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+mod multicast;
 pub mod reduce_copy;
 pub mod reduction;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -50,7 +50,7 @@ type Factor<E> = <<E as Element>::Number as Number>::Factor;
 
 /// Whether the elements travel unchanged: then a NaN keeps its bits, so no arithmetic may touch them.
 #[inline(always)]
-fn is_plain_copy<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) -> bool {
+pub(crate) fn is_plain_copy<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) -> bool {
     let changed = (R::SCALES && operands.scale(0).is_some()) || (R::FINISHES && operands.finish().is_some());
     !COPIES_APART && operands.source_count() == 1 && !changed
 }
@@ -58,14 +58,14 @@ fn is_plain_copy<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) 
 /// What the source is multiplied by. A source that is not marked counts once, which changes no number: that costs less than
 /// to ask inside the loop.
 #[inline(always)]
-fn scale_of<E: Element, R: Reduction<E::Number>>(operands: &impl Operands, index: usize) -> Factor<E> {
+pub(crate) fn scale_of<E: Element, R: Reduction<E::Number>>(operands: &impl Operands, index: usize) -> Factor<E> {
     let scale = if R::SCALES { operands.scale(index) } else { None };
     scale.map_or(E::Number::ONE, E::Number::factor)
 }
 
 /// What the result is multiplied by, likewise.
 #[inline(always)]
-fn finish_of<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) -> Factor<E> {
+pub(crate) fn finish_of<E: Element, R: Reduction<E::Number>>(operands: &impl Operands) -> Factor<E> {
     let finish = if R::FINISHES { operands.finish() } else { None };
     finish.map_or(E::Number::ONE, E::Number::factor)
 }
@@ -169,7 +169,7 @@ unsafe fn by_weight<
 }
 
 /// How one loop gets at its operands: addresses, all at the same place of the range.
-trait Access<E: Element> {
+pub(crate) trait Access<E: Element> {
     /// The number of sources, where the loop is made for one.
     const SOURCES: Option<usize>;
     /// Calls `f` for each source: its index, its address and its scale.
@@ -182,6 +182,24 @@ trait Access<E: Element> {
     fn is_plain_copy(&self) -> bool;
     /// Moves on by so many bytes.
     fn advance(&mut self, bytes: usize);
+    /// Loads the pack of a source that is at `address + OFFSET`.
+    ///
+    /// # Safety
+    /// As [`load_pack`].
+    #[inline(always)]
+    unsafe fn load<P: Copy, const OFFSET: usize>(address: *const u8) -> P {
+        // SAFETY: passed on from the caller.
+        unsafe { load_pack::<P, OFFSET>(address) }
+    }
+    /// Stores a pack of a destination at `address + OFFSET`.
+    ///
+    /// # Safety
+    /// As [`store_pack`].
+    #[inline(always)]
+    unsafe fn store<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
+        // SAFETY: passed on from the caller.
+        unsafe { store_pack::<P, OFFSET>(address, pack) }
+    }
 }
 
 /// Operands whose addresses are known to the loop one by one, so that they live in registers: the loop moves them on from
@@ -316,15 +334,15 @@ impl<O: Operands, E: Element, R: Reduction<E::Number>> Access<E> for Indirect<'_
 }
 
 /// The bytes that one copy-and-reduce handles: single elements up to the first aligned pack, packs, single elements.
-struct Range {
+pub(crate) struct Range {
     /// Bytes before the first aligned pack.
-    head_bytes: usize,
+    pub(crate) head_bytes: usize,
     /// Bytes in packs.
-    packs_bytes: usize,
+    pub(crate) packs_bytes: usize,
     /// All bytes.
-    bytes: usize,
+    pub(crate) bytes: usize,
     /// Whether the packs are handled from the last to the first.
-    backwards: bool,
+    pub(crate) backwards: bool,
 }
 
 impl Range {
@@ -371,7 +389,10 @@ const SPACING_BYTES: usize = WARP_THREADS * PACK_BYTES;
 /// # Safety
 /// As [`by_shape`].
 #[inline(always)]
-unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: usize>(mut operands: A, range: &Range) {
+pub(crate) unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: usize>(
+    mut operands: A,
+    range: &Range,
+) {
     let tile_bytes = COUNT * SPACING_BYTES;
     let (thread, threads) = (thread_index(), thread_count());
     let (warp, warps) = (thread / WARP_THREADS, threads / WARP_THREADS);
@@ -480,12 +501,12 @@ unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: 
             let mut copied = [const { MaybeUninit::<E::Pack>::uninit() }; COUNT];
             unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
                 // SAFETY: the pack lies inside the source.
-                copied[PACK].write(unsafe { load_pack::<_, { PACK * SPACING_BYTES }>(address) });
+                copied[PACK].write(unsafe { A::load::<_, { PACK * SPACING_BYTES }>(address) });
             });
             operands.each_destination(|address| {
                 unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
                     // SAFETY: the pack lies inside the destination, and has been loaded.
-                    unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, copied[PACK].assume_init()) };
+                    unsafe { A::store::<_, { PACK * SPACING_BYTES }>(address, copied[PACK].assume_init()) };
                 })
             });
         });
@@ -496,7 +517,7 @@ unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: 
         operands.each_source(|index, address, _| {
             unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
                 // SAFETY: the pack lies inside the source, of which there are two.
-                loaded[index & 1][PACK].write(unsafe { load_pack::<_, { PACK * SPACING_BYTES }>(address) });
+                loaded[index & 1][PACK].write(unsafe { A::load::<_, { PACK * SPACING_BYTES }>(address) });
             })
         });
         let [left, right] = &loaded;
@@ -504,7 +525,7 @@ unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: 
             // SAFETY: both have been loaded.
             let result = unsafe { E::add_packs(left[PACK].assume_init(), right[PACK].assume_init()) };
             // SAFETY: the packs lie inside the destination.
-            operands.each_destination(|address| unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, result) });
+            operands.each_destination(|address| unsafe { A::store::<_, { PACK * SPACING_BYTES }>(address, result) });
         });
         return;
     }
@@ -514,14 +535,14 @@ unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: 
     operands.each_source(|index, address, scale| {
         unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
             // SAFETY: the pack lies inside the source; the first source comes first.
-            unsafe { accumulate::<E, R>(&mut sums[PACK], index, load_pack::<_, { PACK * SPACING_BYTES }>(address), scale) };
+            unsafe { accumulate::<E, R>(&mut sums[PACK], index, A::load::<_, { PACK * SPACING_BYTES }>(address), scale) };
         });
     });
     unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
         // SAFETY: there is a first source, and it initialised the sum.
         let result = finish::<E, R>(unsafe { sums[PACK].assume_init_mut() }, operands.finish());
         // SAFETY: the packs lie inside the destination.
-        operands.each_destination(|address| unsafe { store_pack::<_, { PACK * SPACING_BYTES }>(address, result) });
+        operands.each_destination(|address| unsafe { A::store::<_, { PACK * SPACING_BYTES }>(address, result) });
     });
 }
 
@@ -559,7 +580,7 @@ unsafe fn padded_pack<E: Element, R: Reduction<E::Number>, A: Access<E>>(operand
 /// # Safety
 /// `sum` is initialised unless this is the first source.
 #[inline(always)]
-unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
+pub(crate) unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
     sum: &mut MaybeUninit<E::Wide>,
     index: usize,
     pack: E::Pack,
@@ -582,7 +603,7 @@ unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
 
 /// The pack that a sum ends as.
 #[inline(always)]
-fn finish<E: Element, R: Reduction<E::Number>>(sum: &mut E::Wide, factor: Factor<E>) -> E::Pack {
+pub(crate) fn finish<E: Element, R: Reduction<E::Number>>(sum: &mut E::Wide, factor: Factor<E>) -> E::Pack {
     if R::FINISHES {
         E::map(sum, |number| E::finished(number, factor));
     }

@@ -5,7 +5,7 @@ use std::ptr;
 use tutti_kernels::interpreter::{NO_OPERAND, Progress, State, advance};
 use tutti_kernels::layout::{
     Call, Completed, Counter, Fingerprint, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd,
-    SlotHeader, Step, StepTime, Trace, Window, buffer, operand_kind, step_flag,
+    SlotHeader, Step, StepTime, Trace, Window, buffer, operand_kind, slot_format, step_flag,
 };
 use tutti_kernels::table::{Isa, row};
 
@@ -174,6 +174,7 @@ impl RankMemory {
             fingerprint: self.fingerprint,
             buffers,
             windows: self.windows.as_ptr(),
+            multicast: ptr::null(),
             sends: self.sends.as_mut_ptr(),
             receives: self.receives.as_mut_ptr(),
             completed: self.completed.as_mut_ptr(),
@@ -182,6 +183,8 @@ impl RankMemory {
             traces: if self.traces.is_empty() { ptr::null_mut() } else { self.traces.as_mut_ptr() },
             scale: 0,
             finish: 0,
+            slot_format: slot_format::SIMPLE,
+            reserved: 0,
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use tutti::ptx::{self, Image, PARAMETERS};
+use tutti::ptx::{self, Image, PARAMETERS, Slots};
 
 /// The images, or a line that says why there are none; then the test has nothing to look at.
 fn images() -> &'static [Image] {
@@ -87,7 +87,10 @@ fn every_element_type_has_an_image_for_each_architecture_that_the_table_lists() 
     let names: Vec<String> = images.iter().map(Image::file_name).collect();
     let expected: Vec<String> = tutti_codegen::DTYPES
         .iter()
-        .flat_map(|dtype| dtype.architectures().map(|row| format!("tutti_{}.{}.ptx", dtype.name, row.name)))
+        .flat_map(|dtype| {
+            let simple = dtype.architectures().map(|row| format!("tutti_{}.{}.ptx", dtype.name, row.name));
+            simple.chain([format!("tutti_ll_{}.sm_70.ptx", dtype.name)])
+        })
         .collect();
     assert_eq!(names, expected);
     for architecture in ["sm_70", "sm_80", "sm_90", "sm_100"] {
@@ -176,14 +179,32 @@ fn what_is_forbidden_is_recognised() {
 }
 
 #[test]
-fn each_kernel_moves_its_data_in_16_byte_accesses() {
+fn each_kernel_moves_its_data_in_the_widest_accesses_of_its_slots_and_architecture() {
     for image in images() {
+        let widest = match (image.slots(), image.architecture().name) {
+            (Slots::LowLatency, _) => "relaxed.sys.global.v2.b64",
+            (Slots::Simple, "sm_100") => "global.v8.b32",
+            (Slots::Simple, _) => "global.v4.b32",
+        };
         for entry in image.text().split(".visible .entry ").skip(1) {
             let name = entry.split('(').next().unwrap_or_default();
-            let (loads, stores) =
-                (entry.matches("ld.global.v4.b32").count(), entry.matches("st.global.v4.b32").count());
-            // At least a tile of four packs for each of two sources, and to each of four destinations.
-            assert!(loads >= 8 && stores >= 16, "{} {name}: {loads} loads, {stores} stores", image.file_name());
+            let count = |start: &str| entry.matches(&format!("\t{start}.{widest} ")).count();
+            assert!(count("ld") >= 2 && count("st") >= 2, "{} {name}: {widest}", image.file_name());
+        }
+    }
+}
+
+#[test]
+fn a_kernel_reaches_through_a_switch_exactly_where_the_table_says_that_it_can() {
+    for image in images() {
+        for entry in image.entries() {
+            let (_, text) = image.text().split_once(&format!(".entry {}(", entry.name())).expect("it is declared");
+            let text = text.split(".entry ").next().unwrap_or_default();
+            let expected = image.slots() == Slots::Simple
+                && image.architecture().compute_capability >= tutti_codegen::MULTIMEM_CAPABILITY
+                && entry.dtype.multimem(entry.reduction).is_some();
+            let found = (text.contains("multimem.ld_reduce."), text.contains("multimem.st."));
+            assert_eq!(found, (expected, expected), "{} {}", image.file_name(), entry.name());
         }
     }
 }
@@ -278,9 +299,7 @@ fn assemble(ptxas: &Path, nvdisasm: Option<&Path>, image: &Image, directory: &Pa
             Some(usage) => complaints.push(format!("{file_name}: {usage:?}")),
         }
     }
-    let sum = image.entries().into_iter().map(|entry| entry.name()).find(|name| {
-        name.starts_with("tutti_run_") && name.ends_with("_sum") && MEASURED.iter().any(|dtype| name.contains(dtype))
-    });
+    let sum = image.entries().into_iter().map(|entry| entry.name()).find(|name| MEASURED.contains(&name.as_str()));
     // Today's disassembler no longer reads the oldest architecture's code.
     if let (Some(nvdisasm), Some(kernel), true) = (nvdisasm, sum, image.architecture().name != "sm_70") {
         let output = Command::new(nvdisasm).arg("-c").arg(&object).output().expect("nvdisasm ran before");
@@ -293,8 +312,8 @@ fn assemble(ptxas: &Path, nvdisasm: Option<&Path>, image: &Image, directory: &Pa
     Findings { row, complaints }
 }
 
-/// The element types whose sums have figures to keep.
-const MEASURED: [&str; 3] = ["_f32_", "_f16_", "_bf16_"];
+/// The kernels that have figures to keep.
+const MEASURED: [&str; 3] = ["tutti_run_f32_sum", "tutti_run_f16_sum", "tutti_run_bf16_sum"];
 
 /// The second half needs a disassembler too; the table that it prints is that of the hot loops.
 #[test]

@@ -23,6 +23,8 @@ pub(crate) struct HotLoop {
     pub(crate) access_bytes: usize,
     /// Whether the sources become wider numbers on the way.
     pub(crate) widens: bool,
+    /// Whether a switch reduces what is loaded.
+    pub(crate) switched: bool,
 }
 
 impl HotLoop {
@@ -39,7 +41,7 @@ struct Instruction<'a> {
 
 /// Bytes that a load or store moves.
 fn access_bytes(name: &str) -> usize {
-    let widths = [(".256", 32), (".128", 16), (".64", 8), (".U16", 2), (".U8", 1)];
+    let widths = [(".256", 32), ("x4.", 16), ("x8.", 16), (".128", 16), (".64", 8), (".U16", 2), (".U8", 1)];
     widths.iter().find(|(suffix, _)| name.contains(suffix)).map_or(4, |(_, bytes)| *bytes)
 }
 
@@ -58,7 +60,7 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
         let stem = instruction.name.split('.').next().unwrap_or_default();
         names.contains(&stem)
     };
-    let is_load = |instruction: &Instruction| is(instruction, &["LDG", "LD"]);
+    let is_load = |instruction: &Instruction| is(instruction, &["LDG", "LD", "LDGMC"]);
     let is_store = |instruction: &Instruction| is(instruction, &["STG", "ST"]);
     let count = |names: &[&str]| body.iter().filter(|instruction| is(instruction, names)).count();
     let accesses = || body.iter().filter(|instruction| is_load(instruction) || is_store(instruction));
@@ -86,8 +88,11 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
     let mut first_bytes = 0;
     let mut pending = vec![false; 256];
     for instruction in body {
-        let (target, operands) = match instruction.operands.split_once(',') {
-            Some((target, operands)) if !is_store(instruction) => (target, operands),
+        // A load of 32 bytes names both halves of what it fills.
+        let halves = if is_load(instruction) && access_bytes(instruction.name) == 32 { 2 } else { 1 };
+        let end = instruction.operands.match_indices(',').map(|(place, _)| place).nth(halves - 1);
+        let (target, operands) = match end {
+            Some(end) if !is_store(instruction) => instruction.operands.split_at(end),
             _ => ("", instruction.operands),
         };
         if registers(operands).any(|register| pending.get(register) == Some(&true)) {
@@ -96,7 +101,7 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
         if is_load(instruction) {
             let bytes = access_bytes(instruction.name);
             first_bytes += bytes;
-            for register in registers(target).flat_map(|first| first..first + bytes / 4) {
+            for register in registers(target).flat_map(|first| first..first + bytes / 4 / halves) {
                 pending[register] = true;
             }
         }
@@ -109,6 +114,7 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
         first_bytes,
         access_bytes: accesses().map(|access| access_bytes(access.name)).min().unwrap_or(0),
         widens,
+        switched: count(&["LDGMC"]) > 0,
     })
 }
 
@@ -142,13 +148,16 @@ pub(crate) fn hot_loops(disassembly: &str, kernel: &str) -> Vec<HotLoop> {
         }
     }
     // For each shape there is a second loop, for the packs that fill no tile.
-    loops.sort_by_key(|hot_loop| (hot_loop.sources, hot_loop.destinations, std::cmp::Reverse(hot_loop.packs)));
+    loops.sort_by_key(|hot_loop| {
+        (hot_loop.switched, hot_loop.sources, hot_loop.destinations, std::cmp::Reverse(hot_loop.packs))
+    });
     loops
 }
 
 /// The most that the loop may take, where that is laid down: instructions for each pack, and the least it asks for at first.
 fn limits(hot_loop: &HotLoop) -> Option<(f64, usize)> {
     match (hot_loop.sources, hot_loop.destinations) {
+        _ if hot_loop.switched => Some((3.0, 0)),
         (1, 1) => Some((3.25, 128)),
         (2, 1) => Some((8.5, 160)),
         (2, 2) => Some((10.0, 0)),
@@ -175,8 +184,14 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
     if registers > REGISTERS_MAX {
         complain(format_args!("{registers} registers; at most {REGISTERS_MAX}"));
     }
-    for (sources, destinations) in [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (3, 3), (4, 4)] {
-        let found = loops.iter().find(|one| (one.sources, one.destinations) == (sources, destinations));
+    let (capability, wide) = (image.architecture().compute_capability, image.architecture().name == "sm_100");
+    for (switched, sources, destinations) in SHAPES {
+        if switched && capability < tutti_codegen::MULTIMEM_CAPABILITY {
+            write!(text, " {:>10}", "-").expect("a string takes all that is written to it");
+            continue;
+        }
+        let found =
+            loops.iter().find(|one| (one.switched, one.sources, one.destinations) == (switched, sources, destinations));
         let Some(hot_loop) = found else {
             complain(format_args!("no hot loop from {sources} to {destinations} was found"));
             continue;
@@ -184,7 +199,7 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
         let per_pack = hot_loop.instructions_per_pack();
         let cell = format!("{per_pack:.2}/{}", hot_loop.first_bytes);
         write!(text, " {cell:>10}").expect("a string takes all that is written to it");
-        if hot_loop.access_bytes < 16 {
+        if hot_loop.access_bytes < if wide && !switched { 32 } else { 16 } {
             complain(format_args!("{sources} to {destinations}: an access of {} bytes", hot_loop.access_bytes));
         }
         if let Some((most, least)) = limits(hot_loop)
@@ -200,10 +215,23 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
     Row { text, complaints }
 }
 
+/// The shapes that the table shows: whether by way of a switch, the sources, the destinations.
+const SHAPES: [(bool, usize, usize); 8] = [
+    (false, 1, 1),
+    (false, 2, 1),
+    (false, 2, 2),
+    (false, 3, 1),
+    (false, 4, 1),
+    (false, 3, 3),
+    (false, 4, 4),
+    (true, 1, 1),
+];
+
 /// The table's first line.
 pub(crate) fn header() -> String {
     let mut text = format!("{:<24} {:>4}", "sum: instructions per", "regs");
-    for shape in ["1 to 1", "2 to 1", "2 to 2", "3 to 1", "4 to 1", "3 to 3", "4 to 4"] {
+    for (switched, sources, destinations) in SHAPES {
+        let shape = if switched { "multimem".to_owned() } else { format!("{sources} to {destinations}") };
         write!(text, " {shape:>10}").expect("a string takes all that is written to it");
     }
     text + "\n16 B / bytes asked first"
@@ -239,6 +267,7 @@ fn loops_are_found_and_measured() {
         first_bytes: 128,
         access_bytes: 16,
         widens: false,
+        switched: false,
     };
     assert_eq!(hot_loops(&text, "k"), [expected]);
     assert_eq!(hot_loops(&text, "other"), []);

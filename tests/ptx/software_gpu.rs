@@ -222,8 +222,8 @@ fn run_one_step(machine: &Machine, loaded: &LoadedModule, entry: &Entry, random:
         programs.extend([put(&loops), put(&step), put(&operands), resolved + 128 * index, pair(1, index as u32)]);
     }
     let programs = put(&programs);
-    let mut launch = vec![1, 2, count as u64, 4, 5, 0, 0, 0, windows, 0, 0, completed, abort, 0, 0];
-    launch.extend([bits(scale), bits(finish), programs, pair(grid, 0)]);
+    let mut launch = vec![1, 2, count as u64, 4, 5, 0, 0, 0, windows, 0, 0, 0, completed, abort, 0, 0];
+    launch.extend([bits(scale), bits(finish), 0, programs, pair(grid, 0)]);
     let arguments = Arguments::new().u64(put(&launch));
     let options = LaunchOptions {
         grid: grid.into(),
@@ -308,7 +308,8 @@ fn run_two_ranks(machine: &Machine, module: &Arc<Module>, entry: &Entry, random:
         let program = put(&[loops, put(&steps, rank), put(&operands, rank), resolved, pair(1, 0)], rank);
         let completed = allocate(64, rank);
         let mut launch = fingerprint.to_vec();
-        launch.extend([input_address, output, 0, 0, send, receive, completed, abort, 0, 0, 0, 0, program, pair(1, 0)]);
+        launch.extend([input_address, output, 0, 0, 0, send, receive, completed, abort, 0, 0, 0, 0, 0]);
+        launch.extend([program, pair(1, 0)]);
         launches.push(put(&launch, rank));
         buffers.push((input, output));
     }

@@ -5,6 +5,8 @@
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod host;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+pub mod multimem;
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;
 

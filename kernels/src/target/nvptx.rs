@@ -16,11 +16,11 @@ use core::arch::asm;
 use core::arch::nvptx::{_block_idx_x, _syncthreads};
 use core::mem::{size_of, transmute_copy};
 
-/// Bytes that one thread loads and stores at once: the widest access that every architecture has.
-pub const PACK_BYTES: usize = 16;
+/// Bytes that one thread loads and stores at once: the widest access that the architecture has.
+pub const PACK_BYTES: usize = if cfg!(target_feature = "sm_100") { 32 } else { 16 };
 
 /// What a pack's address must be a multiple of.
-pub const PACK_ALIGNMENT: usize = 16;
+pub const PACK_ALIGNMENT: usize = PACK_BYTES;
 
 /// Whether a pack's address must be aligned.
 pub const PACKS_MUST_ALIGN: bool = true;
@@ -33,7 +33,7 @@ pub const PADDED_TAIL_BYTES_MIN: usize = usize::MAX;
 pub const COPIES_APART: bool = false;
 
 /// Packs of each source that one thread has in flight per trip of the hot loop.
-pub const UNROLL: usize = 8;
+pub const UNROLL: usize = 128 / PACK_BYTES;
 
 /// Whether there is a loop for each number of destinations: a test before each store costs as much as the store.
 pub const SPECIALISES_DESTINATIONS: bool = true;
@@ -55,6 +55,8 @@ unsafe extern "C" {
     fn llvm_minimum_f64(left: f64, right: f64) -> f64;
     #[link_name = "llvm.maximum.f64"]
     fn llvm_maximum_f64(left: f64, right: f64) -> f64;
+    #[link_name = "llvm.nvvm.vote.any.sync"]
+    fn vote_any_sync(mask: u32, vote: bool) -> bool;
     #[link_name = "llvm.nvvm.barrier0.or"]
     fn barrier0_or(vote: i32) -> i32;
     #[link_name = "llvm.nvvm.barrier0.and"]
@@ -150,9 +152,16 @@ pub unsafe fn store_release(counter: *mut u64, value: u64) {
 /// `abort` is valid for an aligned atomic read.
 #[inline(always)]
 pub unsafe fn is_aborted(abort: *const u32) -> bool {
-    if thread_index() != 0 {
-        return false;
-    }
+    // SAFETY: passed on from the caller.
+    thread_index() == 0 && unsafe { sees_abort(abort) }
+}
+
+/// Reads the abort word, on whichever thread asks; otherwise as [`is_aborted`].
+///
+/// # Safety
+/// `abort` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn sees_abort(abort: *const u32) -> bool {
     let value: u32;
     // SAFETY: the caller vouches for the address. Relaxed, yet never cached or merged: every call reads the word.
     unsafe {
@@ -160,6 +169,44 @@ pub unsafe fn is_aborted(abort: *const u32) -> bool {
              value = out(reg32) value, abort = in(reg64) abort, options(nostack, preserves_flags));
     }
     value != 0
+}
+
+/// Whether `vote` is true on any thread of this warp, all of which come here.
+#[inline(always)]
+pub fn warp_any(vote: bool) -> bool {
+    // SAFETY: the caller vouches for the warp.
+    unsafe { vote_any_sync(u32::MAX, vote) }
+}
+
+/// Reads 16 bytes of a slot whose data is its own signal. Relaxed at scope `.sys`: it orders nothing; each half, of 8 bytes,
+/// is whole by itself.
+///
+/// # Safety
+/// `address` is valid for reading 16 bytes, and aligned to as many.
+#[inline(always)]
+pub unsafe fn load_pair(address: *const u8) -> [u64; 2] {
+    let (low, high): (u64, u64);
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("ld.relaxed.sys.global.v2.b64 {{{low}, {high}}}, [{address}];",
+             low = out(reg64) low, high = out(reg64) high, address = in(reg64) address,
+             options(nostack, preserves_flags));
+    }
+    [low, high]
+}
+
+/// Writes 16 bytes of a slot whose data is its own signal: as [`load_pair`].
+///
+/// # Safety
+/// `address` is valid for writing 16 bytes, and aligned to as many.
+#[inline(always)]
+pub unsafe fn store_pair(address: *mut u8, pair: [u64; 2]) {
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("st.relaxed.sys.global.v2.b64 [{address}], {{{low}, {high}}};",
+             low = in(reg64) pair[0], high = in(reg64) pair[1], address = in(reg64) address,
+             options(nostack, preserves_flags));
+    }
 }
 
 /// Says that this rank is about to touch peers' memory, unless the communicator has been aborted: then it must not, and
@@ -201,6 +248,15 @@ pub unsafe fn end_touch(touching: *mut u32) {
                  touching = in(reg64) touching, options(nostack, preserves_flags));
         }
     }
+}
+
+/// Orders this thread's accesses through different addresses of the same memory, such as a rank's own and a switch's multicast
+/// address. It says nothing about other threads: a barrier, and the acquire and release of the counters, do.
+#[cfg(target_feature = "sm_90")]
+#[inline(always)]
+pub fn fence_aliases() {
+    // SAFETY: a fence. Not `nomem`: no access of this thread may move across it.
+    unsafe { asm!("fence.proxy.alias;", options(nostack, preserves_flags)) };
 }
 
 /// Writes `value` unless the word has already left `expected`; orders nothing. Scope `.sys`: the host reads the word, at
@@ -252,7 +308,10 @@ pub fn timestamp() -> u64 {
     nanoseconds
 }
 
-/// Loads the pack at `address + OFFSET`, in one 16-byte access. Weak: the acquire of the counter that announced the data ordered it.
+/// Loads the pack at `address + OFFSET`, in one access. Weak: the acquire of the counter that announced the data ordered it.
+///
+/// `asm!`, because the compiler splits a plain load of an array into scalars. `readonly`, so that it may keep in registers what
+/// it knows of memory; it is still volatile and stays in its place among loads, stores and barriers.
 ///
 /// # Safety
 /// That address is valid for reading a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
@@ -260,8 +319,7 @@ pub fn timestamp() -> u64 {
 pub unsafe fn load_pack<P: Copy, const OFFSET: usize>(address: *const u8) -> P {
     const { assert!(size_of::<P>() == PACK_BYTES) };
     let (a, b, c, d): (u32, u32, u32, u32);
-    // `asm!`, because the compiler splits a plain load of an array into scalars. `readonly`, so that it may keep in
-    // registers what it knows of memory; it is still volatile and stays in its place among loads, stores and barriers.
+    #[cfg(not(target_feature = "sm_100"))]
     // SAFETY: the caller vouches for the address; any 16 bytes are a `P`, which is an array of integers.
     unsafe {
         asm!("ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address} + {offset}];",
@@ -270,20 +328,41 @@ pub unsafe fn load_pack<P: Copy, const OFFSET: usize>(address: *const u8) -> P {
              options(readonly, nostack, preserves_flags));
         transmute_copy(&[a, b, c, d])
     }
+    #[cfg(target_feature = "sm_100")]
+    // SAFETY: likewise, of 32 bytes.
+    unsafe {
+        let (e, f, g, h): (u32, u32, u32, u32);
+        asm!("ld.global.v8.b32 {{{a}, {b}, {c}, {d}, {e}, {f}, {g}, {h}}}, [{address} + {offset}];",
+             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+             e = out(reg32) e, f = out(reg32) f, g = out(reg32) g, h = out(reg32) h, address = in(reg64) address,
+             offset = const OFFSET,
+             options(readonly, nostack, preserves_flags));
+        transmute_copy(&[a, b, c, d, e, f, g, h])
+    }
 }
 
-/// Stores a pack at `address + OFFSET`, in one 16-byte access. Weak: the release of the counter that announces the data orders it.
+/// Stores a pack at `address + OFFSET`, in one access. Weak: the release of the counter that announces the data orders it.
 ///
 /// # Safety
 /// That address is valid for writing a `P` of [`PACK_BYTES`] bytes, and aligned to [`PACK_ALIGNMENT`].
 #[inline(always)]
 pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
     const { assert!(size_of::<P>() == PACK_BYTES) };
+    #[cfg(not(target_feature = "sm_100"))]
     // SAFETY: a `P` is 16 bytes of integers; the caller vouches for the address.
     unsafe {
         let [a, b, c, d]: [u32; 4] = transmute_copy(&pack);
         asm!("st.global.v4.b32 [{address} + {offset}], {{{a}, {b}, {c}, {d}}};",
              a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d, address = in(reg64) address,
+             offset = const OFFSET, options(nostack, preserves_flags));
+    }
+    #[cfg(target_feature = "sm_100")]
+    // SAFETY: likewise, of 32 bytes.
+    unsafe {
+        let [a, b, c, d, e, f, g, h]: [u32; 8] = transmute_copy(&pack);
+        asm!("st.global.v8.b32 [{address} + {offset}], {{{a}, {b}, {c}, {d}, {e}, {f}, {g}, {h}}};",
+             a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
+             e = in(reg32) e, f = in(reg32) f, g = in(reg32) g, h = in(reg32) h, address = in(reg64) address,
              offset = const OFFSET, options(nostack, preserves_flags));
     }
 }
