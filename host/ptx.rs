@@ -142,6 +142,59 @@ impl fmt::Display for NoImage {
 
 impl std::error::Error for NoImage {}
 
+/// Why a switch does not reduce something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoMultimem {
+    /// The device has no instructions for it.
+    DeviceTooOld {
+        /// The device's.
+        compute_capability: Version,
+    },
+    /// The hardware does not reduce elements of this type so.
+    NotOffered {
+        /// The element type.
+        dtype: DType,
+        /// The reduction.
+        reduction: Reduction,
+    },
+}
+
+impl fmt::Display for NoMultimem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            NoMultimem::DeviceTooOld { compute_capability } => write!(
+                f,
+                "the device has compute capability {compute_capability}, reductions in a switch need {} or newer",
+                tutti_codegen::MULTIMEM_CAPABILITY
+            ),
+            NoMultimem::NotOffered { dtype, reduction } => {
+                let is_offered = |one: &Reduction| dtype.row().multimem(one.row()).is_some();
+                let offered: Vec<&str> = dtype.reductions().filter(is_offered).map(Reduction::name).collect();
+                let offered = if offered.is_empty() { "nothing".to_owned() } else { offered.join(", ") };
+                write!(f, "no switch does {reduction} of {dtype}; of {dtype} it does {offered}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NoMultimem {}
+
+/// Whether the kernels reduce elements of `dtype` so in a switch, on a device of `compute_capability`: plans with
+/// [`Operand::Multicast`](crate::plan::Operand::Multicast) need it.
+///
+/// # Errors
+/// [`NoMultimem`] says what the hardware lacks.
+pub fn check_multimem(dtype: DType, reduction: Reduction, compute_capability: Version) -> Result<(), NoMultimem> {
+    if compute_capability < tutti_codegen::MULTIMEM_CAPABILITY {
+        return Err(NoMultimem::DeviceTooOld { compute_capability });
+    }
+    match dtype.row().multimem(reduction.row()) {
+        Some(_) => Ok(()),
+        None => Err(NoMultimem::NotOffered { dtype, reduction }),
+    }
+}
+
 /// The entry point that reduces elements of `dtype`, and the newest image with it that both a device of `compute_capability` and
 /// a driver that supports `cuda` take. PTX runs on every architecture from its own on, so a driver that is too old for one
 /// image may still take an older one.
@@ -231,5 +284,16 @@ mod tests {
         assert!(error.to_string().contains("CUDA 10.2") && error.to_string().contains("driver 450.36"), "{error}");
         let error = entry_for(Slots::Simple, DType::F32, Reduction::Bxor, version(9, 0), version(12, 9)).unwrap_err();
         assert!(error.to_string().contains("f32") && error.to_string().contains("bxor"), "{error}");
+    }
+
+    #[test]
+    fn what_no_switch_reduces_is_told_what_one_does() {
+        assert_eq!(check_multimem(DType::BF16, Reduction::Max, version(9, 0)), Ok(()));
+        let error = check_multimem(DType::F32, Reduction::Max, version(10, 0)).unwrap_err();
+        assert_eq!(error.to_string(), "no switch does max of f32; of f32 it does sum");
+        let error = check_multimem(DType::F8E4M3, Reduction::Sum, version(9, 0)).unwrap_err();
+        assert_eq!(error.to_string(), "no switch does sum of f8e4m3; of f8e4m3 it does nothing");
+        let error = check_multimem(DType::F32, Reduction::Sum, version(8, 9)).unwrap_err();
+        assert!(error.to_string().contains("8.9") && error.to_string().contains("9.0"), "{error}");
     }
 }

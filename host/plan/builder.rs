@@ -9,7 +9,7 @@ use std::fmt;
 
 use super::{
     Algorithm, Collective, Connection, ConnectionId, Loop, Operand, Plan, Program, Rank, RankPlan, Source, Step, chain,
-    direct, dissemination, one_shot, ring, tree,
+    direct, dissemination, nvls, one_shot, ring, tree,
 };
 
 /// The most ranks that one plan may have. A plan holds the programs of all its ranks, and most algorithms have a step or a
@@ -165,6 +165,7 @@ pub fn build(
             Algorithm::Chain => chain::build(&mut builder),
             Algorithm::OneShot => one_shot::build(&mut builder),
             Algorithm::Direct => direct::build(&mut builder),
+            Algorithm::Nvls => nvls::build(&mut builder),
             Algorithm::Dissemination => dissemination::build(&mut builder),
         }
     }
@@ -290,7 +291,7 @@ fn partition(count: u64, element_bytes: u32, parts: u32, index: u32) -> Block {
 }
 
 /// The fewest bytes that are both whole elements and a multiple of [`ALIGNMENT_BYTES`].
-fn aligned_unit_bytes(element_bytes: u32) -> u64 {
+pub(super) fn aligned_unit_bytes(element_bytes: u32) -> u64 {
     let power_of_two_in_both = element_bytes.trailing_zeros().min(ALIGNMENT_BYTES.trailing_zeros());
     u64::from(element_bytes) * u64::from(ALIGNMENT_BYTES >> power_of_two_in_both)
 }
@@ -559,7 +560,7 @@ mod tests {
         assert_eq!(
             build_with(Broadcast { root: Rank(0) }, Ring, 3, 1, 4, geometry).to_string(),
             "ring does not offer broadcast; it offers all_reduce, reduce_scatter, all_gather, \
-             and broadcast is offered by tree, chain, direct"
+             and broadcast is offered by tree, chain, direct, nvls"
         );
     }
 

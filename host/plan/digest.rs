@@ -24,6 +24,7 @@ impl Plan {
             Algorithm::OneShot => 3,
             Algorithm::Direct => 4,
             Algorithm::Dissemination => 5,
+            Algorithm::Nvls => 6,
         };
         digest.pair(collective, root);
         digest.pair(algorithm, self.element_bytes);
@@ -105,6 +106,10 @@ impl Digest {
             Operand::Slot(connection) => self.pair(scale | 1 << 8, connection.0),
             Operand::Window { rank, buffer, offset } => {
                 self.pair(scale | 2 << 8 | number(buffer), rank.0);
+                self.word(offset);
+            }
+            Operand::Multicast { buffer, offset } => {
+                self.pair(scale | 3 << 8 | number(buffer), 0);
                 self.word(offset);
             }
         }

@@ -27,10 +27,9 @@ pub(super) fn build(builder: &mut Builder) {
 /// All-reduce, reduce-scatter and all-gather: every rank works on every other's memory.
 fn all_to_all(builder: &mut Builder) {
     let request = builder.request;
-    let mesh = builder.connect_all(SLOTS);
-    for rank in request.ranks() {
+    all_work(builder, |rank| {
         let own = request.block(rank);
-        let steps = match request.collective {
+        match request.collective {
             Collective::ReduceScatter => {
                 let sources = inputs_in_rank_order(&request, rank, own);
                 vec![Step::new(own.bytes, sources, vec![Operand::output(0)]).finished()]
@@ -40,15 +39,36 @@ fn all_to_all(builder: &mut Builder) {
                 let sources = inputs_in_rank_order(&request, rank, own);
                 vec![Step::new(own.bytes, sources, every_output(&request, rank, own)).finished()]
             }
-        };
+        }
+    });
+}
+
+/// Each rank does `steps` on everyone's memory, between two frames of empty slots to and from everyone.
+pub(super) fn all_work(builder: &mut Builder, steps: impl Fn(Rank) -> Vec<Step>) {
+    let mesh = builder.connect_all(SLOTS);
+    for rank in builder.request.ranks() {
         let frame = |builder: &Builder| {
             builder.once(vec![signal(mesh.slots_to_peers(rank)), await_signals(mesh.slots_from_peers(rank))])
         };
         let mut loops = vec![frame(builder)];
-        loops.extend(work(builder, steps));
+        loops.extend(work(builder, steps(rank)));
         loops.push(frame(builder));
         builder.add_program(rank, loops);
     }
+}
+
+/// The root does `steps` on everyone's memory; the others only lend theirs.
+pub(super) fn root_works(builder: &mut Builder, root: Rank, steps: Vec<Step>) {
+    let star = Star::connect(builder, root);
+    for rank in builder.request.ranks().filter(|rank| *rank != root) {
+        let steps = vec![signal(vec![star.slot_to_root(rank)]), await_signals(vec![star.slot_from_root(rank).plain()])];
+        let loops = vec![builder.once(steps)];
+        builder.add_program(rank, loops);
+    }
+    let mut loops = vec![builder.once(vec![await_signals(star.slots_from_leaves())])];
+    loops.extend(work(builder, steps));
+    loops.push(builder.once(vec![signal(star.slots_to_leaves())]));
+    builder.add_program(root, loops);
 }
 
 /// Everyone pulls the root's input.
@@ -70,25 +90,12 @@ fn broadcast(builder: &mut Builder, root: Rank) {
     }
 }
 
-/// The root pulls everyone's input; the others only lend theirs.
+/// The root pulls everyone's input.
 fn reduce(builder: &mut Builder, root: Rank) {
     let request = builder.request;
-    let star = Star::connect(builder, root);
-    for rank in request.ranks() {
-        let mut loops = Vec::with_capacity(3);
-        if rank == root {
-            let whole = Block { offset: 0, bytes: request.bytes() };
-            let sources = inputs_in_rank_order(&request, rank, whole);
-            loops.push(builder.once(vec![await_signals(star.slots_from_leaves())]));
-            loops.extend(work(builder, vec![Step::new(whole.bytes, sources, vec![Operand::output(0)]).finished()]));
-            loops.push(builder.once(vec![signal(star.slots_to_leaves())]));
-        } else {
-            let steps =
-                vec![signal(vec![star.slot_to_root(rank)]), await_signals(vec![star.slot_from_root(rank).plain()])];
-            loops.push(builder.once(steps));
-        }
-        builder.add_program(rank, loops);
-    }
+    let whole = Block { offset: 0, bytes: request.bytes() };
+    let sources = inputs_in_rank_order(&request, root, whole);
+    root_works(builder, root, vec![Step::new(whole.bytes, sources, vec![Operand::output(0)]).finished()]);
 }
 
 /// The loop between the frames; none where a rank has nothing to do.
@@ -103,13 +110,13 @@ fn input_of(rank: Rank, offset: u64) -> Operand {
 }
 
 /// A block of every rank's input, in rank order.
-fn inputs_in_rank_order(request: &Request, rank: Rank, block: Block) -> Vec<Source> {
+pub(super) fn inputs_in_rank_order(request: &Request, rank: Rank, block: Block) -> Vec<Source> {
     let input = |peer| if peer == rank { Operand::input(block.offset) } else { input_of(peer, block.offset) };
     request.ranks().map(|peer| input(peer).scaled()).collect()
 }
 
 /// A block of every rank's output. Each rank starts with its own and goes round, so that not all write to the same one first.
-fn every_output(request: &Request, rank: Rank, block: Block) -> Vec<Operand> {
+pub(super) fn every_output(request: &Request, rank: Rank, block: Block) -> Vec<Operand> {
     let offset = block.offset;
     let others = (1..request.rank_count).map(|distance| request.rank_after(rank, distance));
     std::iter::once(Operand::output(offset))

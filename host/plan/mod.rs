@@ -18,6 +18,8 @@ mod chain;
 mod digest;
 mod direct;
 mod dissemination;
+mod multicast;
+mod nvls;
 mod one_shot;
 mod published;
 mod ring;
@@ -27,6 +29,7 @@ mod tree;
 mod tests;
 
 pub use builder::{Geometry, MAX_RANK_COUNT, PlanError, build};
+pub use multicast::MULTICAST_ALIGNMENT_BYTES;
 pub use published::published_bytes;
 
 use std::fmt;
@@ -111,6 +114,8 @@ pub enum Algorithm {
     /// Each rank reduces one block out of its peers' windows and writes the result into them; and the collectives that are
     /// one half of that.
     Direct,
+    /// As direct, but a switch reduces out of everyone's windows and writes into them.
+    Nvls,
     /// Barrier in ⌈log2 N⌉ rounds.
     Dissemination,
 }
@@ -219,7 +224,7 @@ impl Step {
     /// Whether it touches a peer's buffers.
     pub fn touches_windows(&self) -> bool {
         let operands = self.sources.iter().map(|source| &source.operand).chain(&self.destinations);
-        operands.into_iter().any(|operand| matches!(operand, Operand::Window { .. }))
+        operands.into_iter().any(|operand| matches!(operand, Operand::Window { .. } | Operand::Multicast { .. }))
     }
 }
 
@@ -249,6 +254,15 @@ pub enum Operand {
     Window {
         /// Whose.
         rank: Rank,
+        /// Which buffer.
+        buffer: Buffer,
+        /// Bytes from its start, at iteration 0.
+        offset: u64,
+    },
+    /// Every rank's memory at the same place, by way of a switch that reduces. As a source, the reduction of all of them; as a
+    /// destination, all of them. Its step has one source and one destination; bytes, offsets and chunks are multiples of
+    /// [`MULTICAST_ALIGNMENT_BYTES`].
+    Multicast {
         /// Which buffer.
         buffer: Buffer,
         /// Bytes from its start, at iteration 0.

@@ -82,12 +82,13 @@ impl FromStr for Collective {
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 7] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::Chain,
         Algorithm::OneShot,
         Algorithm::Direct,
+        Algorithm::Nvls,
         Algorithm::Dissemination,
     ];
 
@@ -99,6 +100,7 @@ impl Algorithm {
             Algorithm::Chain => "chain",
             Algorithm::OneShot => "one_shot",
             Algorithm::Direct => "direct",
+            Algorithm::Nvls => "nvls",
             Algorithm::Dissemination => "dissemination",
         }
     }
@@ -113,7 +115,7 @@ impl Algorithm {
             }
             Algorithm::Chain => &[Collective::Broadcast { root: ROOTED }, Collective::Reduce { root: ROOTED }],
             Algorithm::OneShot => &[Collective::AllReduce],
-            Algorithm::Direct => &[
+            Algorithm::Direct | Algorithm::Nvls => &[
                 Collective::AllReduce,
                 Collective::ReduceScatter,
                 Collective::AllGather,
@@ -131,7 +133,7 @@ impl Algorithm {
 
     /// Whether its plans read or write peers' windows, which not every transport offers.
     pub const fn needs_windows(self) -> bool {
-        matches!(self, Algorithm::Direct)
+        matches!(self, Algorithm::Direct | Algorithm::Nvls)
     }
 }
 

@@ -22,7 +22,8 @@ pub fn published_bytes(plan: &Plan) -> Result<Vec<u64>, PlanError> {
         Algorithm::Tree => tree::published_bytes(&request),
         Algorithm::Chain => chain::published_bytes(&request),
         Algorithm::OneShot => one_shot::published_bytes(&request),
-        Algorithm::Direct => direct::published_bytes(&request),
+        // Counted without the switch: what it reads and writes for a rank, the rank would.
+        Algorithm::Direct | Algorithm::Nvls => direct::published_bytes(&request),
         Algorithm::Dissemination => dissemination::published_bytes(&request),
     })
 }

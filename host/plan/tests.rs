@@ -68,6 +68,10 @@ fn every_plan_keeps_to_what_its_types_promise() {
                                 assert_ne!(peer.index(), rank, "own memory is never a window");
                                 assert!(plan.algorithm.needs_windows());
                             }
+                            Operand::Multicast { .. } => {
+                                assert_eq!((step.sources.len(), step.destinations.len()), (1, 1));
+                                assert_eq!(plan.algorithm, Algorithm::Nvls);
+                            }
                             Operand::Local { .. } => {}
                         }
                     }
@@ -354,6 +358,7 @@ impl<'a> Interpreter<'a> {
     fn locate(&self, rank: usize, operand: Operand, start: u64) -> Result<(usize, usize), ConnectionId> {
         let (rank, buffer, offset) = match operand {
             Operand::Slot(id) => return Err(id),
+            Operand::Multicast { .. } => unreachable!("the plan is without multicast operands"),
             Operand::Local { buffer, offset } => (rank, buffer, offset),
             Operand::Window { rank: peer, buffer, offset } => {
                 let places = self.places[peer.index()].iter().zip(&self.plan.ranks[peer.index()].programs);
@@ -411,6 +416,7 @@ fn reduce(a: Value, b: Value) -> Value {
 
 /// Runs a plan with everyone out of place, everyone in place, and two mixtures.
 fn run_and_check(plan: &Plan) {
+    let plan = &*plan.without_multicast();
     for (seed, in_place) in [0, u32::MAX, 0b101_0101, 0b1_1001_1010].into_iter().enumerate() {
         let mut interpreter = Interpreter::new(plan, in_place);
         interpreter.run(seed as u64 * 0x1234_5678_9abc_def1 + plan.count);

@@ -147,6 +147,7 @@ impl fmt::Display for Operand {
             Operand::Local { buffer, offset } => write!(f, "{buffer}@{offset}"),
             Operand::Slot(connection) => connection.fmt(f),
             Operand::Window { rank, buffer, offset } => write!(f, "{rank}.{buffer}@{offset}"),
+            Operand::Multicast { buffer, offset } => write!(f, "all.{buffer}@{offset}"),
         }
     }
 }
@@ -313,7 +314,7 @@ fn source(cursor: &mut Cursor<'_>) -> Result<Source, ParseError> {
 }
 
 fn operand(cursor: &mut Cursor<'_>) -> Result<Operand, ParseError> {
-    const EXPECTED: &str = "an operand such as input@0, c0 or r1.output@64";
+    const EXPECTED: &str = "an operand such as input@0, c0, r1.output@64 or all.input@0";
     let Token::Word(word) = cursor.peek() else { return Err(cursor.unexpected(EXPECTED)) };
     if let Ok(buffer) = word.parse::<Buffer>() {
         cursor.next();
@@ -328,6 +329,12 @@ fn operand(cursor: &mut Cursor<'_>) -> Result<Operand, ParseError> {
         cursor.mark(".")?;
         let buffer = cursor.name()?;
         return Ok(Operand::Window { rank: Rank(rank), buffer, offset: offset(cursor)? });
+    }
+    if word == "all" {
+        cursor.next();
+        cursor.mark(".")?;
+        let buffer = cursor.name()?;
+        return Ok(Operand::Multicast { buffer, offset: offset(cursor)? });
     }
     Err(cursor.unexpected(EXPECTED))
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tutti_kernels::interpreter::State;
 use tutti_kernels::layout::{self, Completed, NO_PROGRAM, ReceiveEnd, SendEnd, operand_flag, operand_kind, step_flag};
 
-use crate::plan::{After, Buffer, ConnectionId, Operand, Program};
+use crate::plan::{After, Buffer, ConnectionId, Operand, Program, Rank};
 use crate::plan_cache::SharedPlan;
 use crate::transport::{ConnectionKey, NoMemory, Transport};
 
@@ -108,6 +108,8 @@ impl BoundPlan {
                     reserved: 0,
                 });
                 for step in &looped.steps {
+                    // There is no switch between CPU ranks: each reaches every other by its window.
+                    let step = &*step.without_multicast(Rank(rank as u32), plan.ranks.len() as u32);
                     let first_operand = operands.len() as u32;
                     for source in &step.sources {
                         let mut operand = match source.operand {
@@ -243,6 +245,7 @@ fn memory_operand(operand: Operand) -> layout::Operand {
         Operand::Local { buffer, offset } => (operand_kind::LOCAL, code(buffer), 0, offset),
         Operand::Window { rank, buffer, offset } => (operand_kind::WINDOW, rank.0, code(buffer), offset),
         Operand::Slot(ConnectionId(_)) => unreachable!("slots are laid out by slot_operand"),
+        Operand::Multicast { .. } => unreachable!("the step is without multicast operands"),
     };
     layout::Operand { kind, flags: 0, index, buffer, offset }
 }

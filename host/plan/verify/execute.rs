@@ -391,7 +391,8 @@ impl<'a, 'b> Execution<'a, 'b> {
         let (rank, buffer, offset) = match *operand {
             Operand::Local { buffer, offset } => (firing.place.rank?, buffer, offset),
             Operand::Window { rank, buffer, offset } => (rank, buffer, offset),
-            Operand::Slot(_) => return None,
+            // The plan is without multicast operands here.
+            Operand::Slot(_) | Operand::Multicast { .. } => return None,
         };
         Some(self.locate(rank, buffer, offset + firing.begin, firing.length))
     }
@@ -563,7 +564,7 @@ impl<'a, 'b> Execution<'a, 'b> {
         }
         for destination in &firing.step.destinations {
             match *destination {
-                Operand::Local { .. } => {}
+                Operand::Local { .. } | Operand::Multicast { .. } => {}
                 Operand::Window { rank: owner, .. } => count(rank, owner),
                 Operand::Slot(connection) => {
                     count(rank, self.plan.connections[connection.index()].to);
@@ -860,6 +861,7 @@ impl Firing<'_> {
             Operand::Local { buffer, offset } => (Memory::Local(buffer), offset + self.begin),
             Operand::Window { rank, buffer, offset } => (Memory::Window(rank, buffer), offset + self.begin),
             Operand::Slot(connection) => (Memory::Slot(connection), 0),
+            Operand::Multicast { .. } => return None,
         };
         Some((memory, Some(start + from..start + to)))
     }

@@ -10,6 +10,8 @@
 //!    never a destination, even where it shares the output's memory: the plan does not know. A rank does not reach
 //!    itself through a window. No step uses a connection twice. `after` names a step of another program that runs at
 //!    least as often.
+//!    A step through a switch has one source and one destination, and is aligned; from there on it stands for one with an
+//!    operand for each rank ([`Plan::without_multicast`]).
 //! 2. **Right.** Each byte of each output (other ranks than the root have none in a reduce) ends as the reduction of
 //!    all ranks' inputs at that very element, each counted once; in an all-gather or broadcast, as the untouched input
 //!    of the one rank that belongs there. Each input is scaled once: when it enters a step with several sources, or
@@ -159,6 +161,11 @@ pub fn verify_within(plan: &Plan, limits: &Limits) -> Result<Report, Vec<Violati
         ..*limits
     };
     let mut violations = Violations::new();
+    shape::check_multicast(plan, &mut violations);
+    if !violations.is_empty() {
+        return Err(violations.into_list());
+    }
+    let plan = &*plan.without_multicast();
     let Some(shape) = shape::check(plan, &limits, &mut violations) else { return Err(violations.into_list()) };
     let expressions = Expressions::new(plan.ranks.len() as u32);
     let mut context = Context { plan, shape: &shape, limits, expressions, work: 0 };

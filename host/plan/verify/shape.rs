@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use super::violation::{Limit, Memory, Place, ViolationKind, Violations};
 use super::{Limits, buffer_bytes};
 use crate::plan::{
-    After, Buffer, Connection, ConnectionId, Loop, Operand, Plan, Program, ProgramId, Rank, Step, StepId,
+    After, Buffer, Connection, ConnectionId, Loop, MULTICAST_ALIGNMENT_BYTES, Operand, Plan, Program, ProgramId, Rank,
+    Step, StepId,
 };
 
 /// What the execution looks up.
@@ -40,6 +41,39 @@ pub(super) struct LoopShape {
     pub(super) step_count: u32,
     /// Steps that the program has fired when the loop begins.
     pub(super) first_tick: u64,
+}
+
+/// Looks at the steps through a switch.
+pub(super) fn check_multicast(plan: &Plan, violations: &mut Violations) {
+    for (rank, rank_plan) in plan.ranks.iter().enumerate() {
+        for (program, steps) in rank_plan.programs.iter().enumerate() {
+            let loops = steps.loops.iter();
+            let steps = loops.flat_map(|looped| looped.steps.iter().map(move |step| (looped, step)));
+            for (index, (looped, step)) in steps.enumerate().filter(|(_, (_, step))| step.is_multicast()) {
+                let place = Place {
+                    rank: Some(Rank(rank as u32)),
+                    program: Some(ProgramId(program as u32)),
+                    step: Some(StepId(index as u32)),
+                    ..Place::default()
+                };
+                let (sources, destinations) = (step.sources.len() as u64, step.destinations.len() as u64);
+                if (sources, destinations) != (1, 1) {
+                    let kind = ViolationKind::MulticastNotAlone { sources, destinations };
+                    violations.push(place, None, kind);
+                }
+                let operands = step.sources.iter().map(|source| &source.operand).chain(&step.destinations);
+                let offsets = operands.filter_map(|operand| match operand {
+                    Operand::Local { offset, .. } | Operand::Multicast { offset, .. } => Some(*offset),
+                    Operand::Window { offset, .. } => Some(*offset),
+                    Operand::Slot(_) => None,
+                });
+                let mut numbers = offsets.chain([step.bytes, u64::from(looped.chunk_bytes)]);
+                if let Some(bytes) = numbers.find(|bytes| !bytes.is_multiple_of(MULTICAST_ALIGNMENT_BYTES)) {
+                    violations.push(place, None, ViolationKind::MulticastMisaligned { bytes });
+                }
+            }
+        }
+    }
 }
 
 impl Shape {
@@ -308,6 +342,8 @@ impl Checker<'_> {
                 self.check_range(place, memory, owner, buffer, offset, step.bytes);
             }
             Operand::Slot(id) => self.check_slot(place, rank, program, looped, step, id, end),
+            // Written out before.
+            Operand::Multicast { .. } => {}
         }
     }
 

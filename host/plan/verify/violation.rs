@@ -8,7 +8,7 @@ use std::fmt;
 use std::mem::Discriminant;
 use std::ops::Range;
 
-use crate::plan::{Buffer, ConnectionId, PlanError, ProgramId, Rank, StepId};
+use crate::plan::{Buffer, ConnectionId, MULTICAST_ALIGNMENT_BYTES, PlanError, ProgramId, Rank, StepId};
 
 /// Violations that [`verify`](super::verify) lists; further ones are only counted, in a last [`ViolationKind::More`].
 pub const MAX_VIOLATIONS: usize = 100;
@@ -242,6 +242,18 @@ pub enum ViolationKind {
     InputWritten,
     /// A window of the rank itself.
     OwnWindow,
+    /// A step through a switch that has another number of sources or of destinations than one.
+    MulticastNotAlone {
+        /// How many sources.
+        sources: u64,
+        /// How many destinations.
+        destinations: u64,
+    },
+    /// Bytes, an offset or chunks of a step through a switch that are no multiples of [`MULTICAST_ALIGNMENT_BYTES`].
+    MulticastMisaligned {
+        /// The first that is not.
+        bytes: u64,
+    },
     /// A step names a connection that is not there.
     UnknownConnection {
         /// How many connections there are.
@@ -561,6 +573,15 @@ impl fmt::Display for ViolationKind {
             }
             OutOfRange { size_bytes } => write!(f, "the buffer has only {size_bytes} bytes"),
             InputWritten => write!(f, "writes a caller's input"),
+            MulticastNotAlone { sources, destinations } => write!(
+                f,
+                "goes through a switch from {sources} sources to {destinations} destinations; expected one of each"
+            ),
+            MulticastMisaligned { bytes } => write!(
+                f,
+                "goes through a switch with bytes, an offset or chunks of {bytes}; expected multiples of \
+                 {MULTICAST_ALIGNMENT_BYTES}"
+            ),
             OwnWindow => write!(f, "reaches its own memory through a window"),
             UnknownConnection { connection_count } => {
                 write!(f, "the connection is not one of the plan's {connection_count}")
