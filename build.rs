@@ -18,7 +18,6 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -243,7 +242,9 @@ impl Compiler {
     /// Makes what is not in the cache, and copies all images to `out`.
     fn images(&self, cache: &Path, out: &Path) -> Result<Vec<Image>, String> {
         let kernels = Path::new("kernels/src");
-        let kernels_digest = digest_of_directory(kernels)?;
+        let sysroot = self.core(cache)?;
+        let sources = self.sources(kernels, &sysroot, cache)?;
+        let kernels_digest = digest_of_files(&sources)?;
         let mut jobs = Vec::new();
         let mut images = Vec::new();
         let of_type = |(dtype, dtype_row): (usize, &'static DType)| {
@@ -266,10 +267,9 @@ impl Compiler {
             images.push((cached, Image { dtype, slots, architecture, path: out.join(file_name) }));
         }
         if !jobs.is_empty() {
-            let sysroot = self.core(cache)?;
             let made = in_parallel(&jobs, |job| self.image(job, kernels, &sysroot));
             // Images of sources that changed under the compiler would be found under the digest of the old ones.
-            if digest_of_directory(kernels)? != kernels_digest {
+            if digest_of_files(&sources)? != kernels_digest {
                 for job in &jobs {
                     let _ = fs::remove_file(&job.cached);
                 }
@@ -284,6 +284,32 @@ impl Compiler {
                 .map_err(|error| format!("cannot copy {} to {}: {error}", cached.display(), image.path.display()))?;
         }
         Ok(images.into_iter().map(|(_, image)| image).collect())
+    }
+
+    /// The files that images are made of; what only the host compiles is not among them. (The newest architecture has modules
+    /// that older ones lack, and none lacks one of theirs.)
+    fn sources(&self, kernels: &Path, sysroot: &Path, cache: &Path) -> Result<Vec<PathBuf>, String> {
+        let newest = ARCHITECTURES.last().ok_or("the kernel table has no architectures")?;
+        let list = cache.join("sources.d");
+        let no_entries = cache.join("no_entries.rs");
+        write(&no_entries, "")?;
+        output(
+            self.compile("2024", "tutti_kernels", &kernels.join("lib.rs"))
+                .env("TUTTI_ENTRIES", &no_entries)
+                .arg(format!("-Ctarget-cpu={}", newest.name))
+                .arg("--sysroot")
+                .arg(sysroot)
+                .arg(format!("--emit=dep-info={}", list.display())),
+        )?;
+        let text = fs::read_to_string(&list).map_err(|error| format!("cannot read {}: {error}", list.display()))?;
+        // As a Makefile: each file has a line of its own, that says that nothing makes it.
+        let files = text.lines().filter_map(|line| line.strip_suffix(':')).map(PathBuf::from);
+        let mut files: Vec<PathBuf> = files.filter(|path| path.starts_with(kernels)).collect();
+        files.sort();
+        if files.len() < 2 {
+            return Err(format!("{} lists no sources of the kernels", list.display()));
+        }
+        Ok(files)
     }
 
     /// A sysroot that holds `core`'s metadata, and an empty `compiler_builtins` because the compiler asks for one.
@@ -444,23 +470,13 @@ fn digest(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A digest of all files under a directory, by name and content.
-fn digest_of_directory(directory: &Path) -> Result<u64, String> {
-    fn walk(directory: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
-        let mut paths = fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
-        paths.sort();
-        for path in paths {
-            path.hash(hasher);
-            if path.is_dir() {
-                walk(&path, hasher)?;
-            } else {
-                fs::read(&path)?.hash(hasher);
-            }
-        }
-        Ok(())
-    }
+/// A digest of files, by name and content.
+fn digest_of_files(paths: &[PathBuf]) -> Result<u64, String> {
     let mut hasher = DefaultHasher::new();
-    walk(directory, &mut hasher).map_err(|error| format!("cannot read {}: {error}", directory.display()))?;
+    for path in paths {
+        path.hash(&mut hasher);
+        fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?.hash(&mut hasher);
+    }
     Ok(hasher.finish())
 }
 
