@@ -90,11 +90,15 @@ fn images_source(images: &Result<Vec<Image>, String>) -> String {
             let rows: Vec<String> = images
                 .iter()
                 .map(|image| {
-                    let (dtype, slots, path) = (image.dtype, image.slots, &image.path);
+                    let (slots, path) = (image.slots, &image.path);
+                    let dtype = match DTYPES.iter().position(|row| row == image.dtype) {
+                        Some(index) => format!("&tutti_codegen::DTYPES[{index}]"),
+                        None => "tutti_codegen::BYTES".to_owned(),
+                    };
                     let architecture = ARCHITECTURES.iter().position(|row| row == image.architecture);
                     let architecture = architecture.expect("the image's architecture is a row of the table");
                     format!(
-                        "    Image {{ slots: Slots::{slots:?}, dtype: &tutti_codegen::DTYPES[{dtype}], \
+                        "    Image {{ slots: Slots::{slots:?}, dtype: {dtype}, \
                          architecture: &tutti_codegen::ARCHITECTURES[{architecture}], text: include_str!({path:?}) }},\n"
                     )
                 })
@@ -106,8 +110,7 @@ fn images_source(images: &Result<Vec<Image>, String>) -> String {
 
 /// An image that lies in `OUT_DIR`.
 struct Image {
-    /// Index into [`DTYPES`].
-    dtype: usize,
+    dtype: &'static DType,
     slots: Slots,
     architecture: &'static Architecture,
     path: PathBuf,
@@ -247,22 +250,16 @@ impl Compiler {
         let kernels_digest = digest_of_files(&sources)?;
         let mut jobs = Vec::new();
         let mut images = Vec::new();
-        let of_type = |(dtype, dtype_row): (usize, &'static DType)| {
-            let of_slots =
-                move |slots: &'static Slots| slots.architectures(dtype_row).map(move |row| (dtype, *slots, row));
-            Slots::ALL.iter().flat_map(of_slots)
-        };
-        for (dtype, slots, architecture) in DTYPES.iter().enumerate().flat_map(of_type) {
-            let dtype_row = &DTYPES[dtype];
-            let entries = generate::entry_points(slots, dtype_row, architecture);
-            let file_name = image_file_name(slots, dtype_row.name, architecture.name);
+        for (slots, dtype, architecture) in tutti_codegen::images() {
+            let entries = generate::entry_points(slots, dtype, architecture);
+            let file_name = image_file_name(slots, dtype.name, architecture.name);
             let entries_path = out.join(format!("{file_name}.rs"));
             write(&entries_path, &entries)?;
-            let arguments = llvm_arguments(dtype_row);
+            let arguments = llvm_arguments(dtype);
             let made_from = (&self.version, kernels_digest, &entries, architecture.name, architecture.ptx, arguments);
             let cached = cache.join(format!("{:016x}.{file_name}", digest(&made_from)));
             if !cached.exists() {
-                jobs.push(Job { dtype: dtype_row, architecture, entries: entries_path, cached: cached.clone() });
+                jobs.push(Job { dtype, architecture, entries: entries_path, cached: cached.clone() });
             }
             images.push((cached, Image { dtype, slots, architecture, path: out.join(file_name) }));
         }

@@ -25,7 +25,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// The name of its element type, such as `f32`.
+    /// The name of its element type, such as `f32`; `bytes` where it only moves them.
     pub fn dtype(&self) -> &'static str {
         self.dtype.name
     }
@@ -213,6 +213,19 @@ pub fn entry_for(
     choose(images().map_err(NoImage::NoPtx)?, slots, entry.dtype, compute_capability, cuda).map(|image| (image, entry))
 }
 
+/// The entry point of collectives that do not reduce, whatever their elements, and its image: as [`entry_for`].
+///
+/// # Errors
+/// [`NoImage`] says what is missing.
+pub fn copy_entry(
+    slots: Slots,
+    compute_capability: Version,
+    cuda: Version,
+) -> Result<(&'static Image, Entry), NoImage> {
+    let entry = tutti_codegen::copy_entry(slots);
+    choose(images().map_err(NoImage::NoPtx)?, slots, entry.dtype, compute_capability, cuda).map(|image| (image, entry))
+}
+
 fn choose<'a>(
     images: &'a [Image],
     slots: Slots,
@@ -233,23 +246,12 @@ fn choose<'a>(
 
 #[cfg(test)]
 mod tests {
-    use tutti_codegen::DTYPES;
-
     use super::*;
 
     fn table() -> Vec<Image> {
-        let of_dtype = |dtype: &'static tutti_codegen::DType| {
-            let of_slots = move |slots: &'static Slots| {
-                slots.architectures(dtype).map(move |architecture| Image {
-                    slots: *slots,
-                    dtype,
-                    architecture,
-                    text: "",
-                })
-            };
-            Slots::ALL.iter().flat_map(of_slots)
-        };
-        DTYPES.iter().flat_map(of_dtype).collect()
+        tutti_codegen::images()
+            .map(|(slots, dtype, architecture)| Image { slots, dtype, architecture, text: "" })
+            .collect()
     }
 
     fn version(major: u32, minor: u32) -> Version {
@@ -272,6 +274,8 @@ mod tests {
         };
         let why = "no later architecture makes a difference";
         assert_eq!(chosen(Slots::Simple, DType::I16).as_deref(), Ok("tutti_i16.sm_70.ptx"), "{why}");
+        let copies = choose(&images, Slots::Simple, tutti_codegen::BYTES, version(10, 3), version(12, 9));
+        assert_eq!(copies.map(Image::file_name).as_deref(), Ok("tutti_bytes.sm_100.ptx"));
         assert_eq!(chosen(Slots::LowLatency, DType::F32).as_deref(), Ok("tutti_ll_f32.sm_70.ptx"), "{why}");
     }
 

@@ -15,7 +15,8 @@ use tutti::ptx::{Entry, Image, PARAMETERS, Slots, images};
     after_long_help = "\
 There is one image for each element type and each architecture that makes a difference to it, and one with slots of low latency; \
 a driver compiles it when a module \
-is loaded. An entry point serves every element type named after it: reductions that see only bits are the same code for all. A build on a machine \
+is loaded. An entry point serves every element type named after it: reductions that see only bits are the same code for all, \
+and so are collectives that only move them. A build on a machine \
 without a Rust compiler for PTX carries none, and then this command says how to get them.
 
 Examples:

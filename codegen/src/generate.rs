@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::{Architecture, DTYPES, DType, Kind, MULTIMEM_CAPABILITY, PARAMETERS, REDUCTIONS, Slots, entries_of};
+use crate::{Architecture, BYTES, DTYPES, DType, Kind, MULTIMEM_CAPABILITY, PARAMETERS, REDUCTIONS, Slots, entries_of};
 
 /// The entry points of one element type for one architecture, for the kernels to include where the functions
-/// `run` and `run_flagged` are.
+/// `run`, `run_copies` and `run_flagged` are.
 pub fn entry_points(slots: Slots, dtype: &'static DType, architecture: &Architecture) -> String {
     let parameters: Vec<String> =
         PARAMETERS.iter().map(|parameter| format!("{}: {}", parameter.name, parameter.rust)).collect();
@@ -16,9 +16,11 @@ pub fn entry_points(slots: Slots, dtype: &'static DType, architecture: &Architec
         let switched =
             dtype.multimem(entry.reduction).filter(|_| architecture.compute_capability >= MULTIMEM_CAPABILITY);
         let multimem = switched.map_or("0".to_owned(), |name| format!("{{ crate::target::multimem::{name} }}"));
-        let (function, constants) = match slots {
-            Slots::Simple => ("run", format!(", {loops}, {multimem}")),
-            Slots::LowLatency => ("run_flagged", String::new()),
+        let kernel = format!("crate::element::{}, crate::reduction::{}", entry.dtype.marker, entry.reduction.variant);
+        let call = match slots {
+            Slots::Simple if dtype == BYTES => format!("run_copies::<{loops}, {multimem}>"),
+            Slots::Simple => format!("run::<{kernel}, {loops}, {multimem}>"),
+            Slots::LowLatency => format!("run_flagged::<{kernel}>"),
         };
         write!(
             text,
@@ -26,13 +28,11 @@ pub fn entry_points(slots: Slots, dtype: &'static DType, architecture: &Architec
 #[unsafe(no_mangle)]
 unsafe extern \"ptx-kernel\" fn {name}({parameters}) {{
     // SAFETY: whoever launches the kernel keeps the contract of what it calls.
-    unsafe {{ {function}::<crate::element::{element}, crate::reduction::{reduction}{constants}>({arguments}) }}
+    unsafe {{ {call}({arguments}) }}
 }}
 ",
             name = entry.name(),
             parameters = parameters.join(", "),
-            element = entry.dtype.marker,
-            reduction = entry.reduction.variant,
             arguments = arguments.join(", "),
         )
         .expect("a string takes all that is written to it");

@@ -98,12 +98,12 @@ impl DType {
         self.kind == Kind::Float && self.bytes == 1
     }
 
-    /// Up to how many sources, and destinations, there is a loop for each number of them; above, one loop serves them all.
+    /// Up to how many sources (of copies: one), and destinations, there is a loop for each number of them; above, one loop serves them all.
     /// Rings have up to two of either. Code that is not worth its size costs every build its time, and every driver that
     /// compiles it: the oldest architectures get less, and 8-bit floats that no instruction converts least.
     pub fn loops(&self, reduction: &Reduction, architecture: &Architecture) -> u32 {
         let capability = architecture.compute_capability;
-        if self.is_common(reduction) && capability >= version(8, 0) {
+        if (self.is_common(reduction) || self == BYTES) && capability >= version(8, 0) {
             4
         } else if self.is_float8() && capability < version(9, 0) {
             0
@@ -136,6 +136,9 @@ impl DType {
 
     /// The instruction by which a switch reduces its elements so, if there is one: its name in `tutti_kernels::target::multimem`.
     pub fn multimem(&'static self, reduction: &Reduction) -> Option<&'static str> {
+        if self == BYTES {
+            return Some("STORE");
+        }
         let kernel = self.kernel(reduction);
         let row = MULTIMEM.iter().find(|row| (row.0, row.1) == (kernel.name, reduction.name));
         row.filter(|_| self.offers(reduction)).map(|row| row.2)
@@ -295,7 +298,7 @@ pub const DTYPES: &[DType] = &[
         aliases: &[],
         safetensors: "U8",
         numpy: &["u1", "B"],
-        architectures: &["sm_70"],
+        architectures: &["sm_70", "sm_90"],
         doc: "Unsigned integer of 8 bits.",
     },
     DType {
@@ -383,6 +386,26 @@ pub const DTYPES: &[DType] = &[
         doc: "Unsigned integer of 64 bits.",
     },
 ];
+
+/// What collectives that do not reduce move, whatever their elements: bytes, by kernels of their own. No caller names it.
+pub const BYTES: &DType = &DType {
+    name: "bytes",
+    variant: "",
+    marker: "U8",
+    rust: "u8",
+    bytes: 1,
+    kind: Kind::Unsigned,
+    nccl: "",
+    aliases: &[],
+    safetensors: "",
+    numpy: &[],
+    architectures: EVERY,
+    doc: "Bytes that are only moved.",
+};
+
+/// What is done to [`BYTES`]; there is one source.
+pub const COPY: &Reduction =
+    &Reduction { name: "copy", variant: "Copy", aliases: &[], sees: Sees::Bits, doc: "The only source." };
 
 /// Every reduction.
 pub const REDUCTIONS: &[Reduction] = &[
@@ -577,7 +600,10 @@ impl Entry {
     /// Every element type whose elements it reduces so: one, or several where they are the same machine code.
     pub fn serves(&self) -> impl Iterator<Item = &'static DType> {
         let Entry { dtype, reduction, .. } = *self;
-        DTYPES.iter().filter(move |other| other.offers(reduction) && other.kernel(reduction) == dtype)
+        let is_served = move |other: &&'static DType| {
+            reduction == COPY || (other.offers(reduction) && other.kernel(reduction) == dtype)
+        };
+        DTYPES.iter().filter(is_served)
     }
 }
 
@@ -592,12 +618,27 @@ impl fmt::Display for Entry {
 
 /// Every entry point.
 pub fn entries() -> Vec<Entry> {
-    let of_slots = |slots: &Slots| DTYPES.iter().flat_map(|dtype| entries_of(*slots, dtype)).collect::<Vec<_>>();
-    Slots::ALL.iter().flat_map(of_slots).collect()
+    images()
+        .flat_map(|(slots, dtype, architecture)| {
+            // Every architecture's image has the same ones.
+            let is_first = slots.architectures(dtype).next() == Some(architecture);
+            if is_first { entries_of(slots, dtype) } else { Vec::new() }
+        })
+        .collect()
+}
+
+/// Every image: its slots, its element type (or [`BYTES`]) and its architecture.
+pub fn images() -> impl Iterator<Item = (Slots, &'static DType, &'static Architecture)> {
+    let of_slots = |dtype: &'static DType, slots: Slots| slots.architectures(dtype).map(move |row| (slots, dtype, row));
+    let of_type = move |dtype| Slots::ALL.iter().flat_map(move |slots| of_slots(dtype, *slots));
+    DTYPES.iter().chain([BYTES]).flat_map(of_type)
 }
 
 /// The entry points that lie in the images of one element type: its reductions, but for those that are another type's kernels.
 pub fn entries_of(slots: Slots, dtype: &'static DType) -> Vec<Entry> {
+    if dtype == BYTES {
+        return vec![Entry { slots, dtype, reduction: COPY }];
+    }
     let own = REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction) && dtype.kernel(reduction) == dtype);
     own.map(|reduction| Entry { slots, dtype, reduction }).collect()
 }
@@ -605,6 +646,11 @@ pub fn entries_of(slots: Slots, dtype: &'static DType) -> Vec<Entry> {
 /// The entry point that reduces elements of `dtype`; none where the type does not offer the reduction.
 pub fn entry_for(slots: Slots, dtype: &'static DType, reduction: &'static Reduction) -> Option<Entry> {
     dtype.offers(reduction).then(|| Entry { slots, dtype: dtype.kernel(reduction), reduction })
+}
+
+/// The entry point of collectives that do not reduce.
+pub fn copy_entry(slots: Slots) -> Entry {
+    Entry { slots, dtype: BYTES, reduction: COPY }
 }
 
 /// The name of an image's file: `tutti_f32.sm_90.ptx`, or `tutti_ll_f32.sm_70.ptx`.
@@ -665,6 +711,9 @@ mod tests {
     #[test]
     fn each_type_has_exactly_one_entry_point_for_each_reduction_that_it_offers() {
         for dtype in DTYPES {
+            let copying: Vec<Entry> = entries().into_iter().filter(|entry| entry.reduction == COPY).collect();
+            assert_eq!(copying, Slots::ALL.iter().map(|slots| copy_entry(*slots)).collect::<Vec<_>>());
+            assert!(copying.iter().all(|entry| entry.serves().any(|served| served == dtype)));
             for reduction in REDUCTIONS {
                 let serving: Vec<Entry> = entries()
                     .into_iter()

@@ -7,7 +7,7 @@
 
 use core::marker::PhantomData;
 
-use crate::element::Element;
+use crate::element::{Element, U8, U32};
 use crate::flagged;
 use crate::interpreter::{Kernel, Progress, State, StepOperands, advance};
 #[cfg(target_feature = "sm_90")]
@@ -15,8 +15,8 @@ use crate::layout::step_flag;
 use crate::layout::{Call, Launch, launch_status};
 #[cfg(target_feature = "sm_90")]
 use crate::multicast::through_switch;
-use crate::reduce_copy::by_shape;
-use crate::reduction::Reduction;
+use crate::reduce_copy::{Operands, by_shape};
+use crate::reduction::{self, Reduction};
 #[cfg(target_feature = "sm_90")]
 use crate::target::multimem;
 use crate::target::{barrier, block_index, compare_and_set, nanosleep, thread_index};
@@ -58,6 +58,30 @@ impl<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const MULTIMEM: u3
     }
 }
 
+/// Copies of bytes: in words where they come in words, since what is not aligned for packs goes one by one.
+#[derive(Clone, Copy)]
+struct Copies<const LOOPS: usize, const MULTIMEM: u32>;
+
+impl<const LOOPS: usize, const MULTIMEM: u32> Kernel for Copies<LOOPS, MULTIMEM> {
+    #[inline(always)]
+    unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize) {
+        let mut all = operands.source(0).addr() | bytes;
+        let mut destination = 0;
+        while destination < operands.destination_count() {
+            all |= operands.destination(destination).addr();
+            destination += 1;
+        }
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if all.is_multiple_of(4) {
+                Compiled::<U32, reduction::Copy, LOOPS, MULTIMEM>(PhantomData).reduce_copy(operands, bytes);
+            } else {
+                by_shape::<U8, reduction::Copy, 0>(operands, bytes);
+            }
+        }
+    }
+}
+
 /// The same for slots whose data is its own signal.
 struct Flagged<E, R>(PhantomData<(E, R)>);
 
@@ -91,6 +115,16 @@ impl<E: Element, R: Reduction<E::Number>> Kernel for Flagged<E, R> {
 unsafe fn run<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
     // SAFETY: passed on from the caller.
     unsafe { interpret(Compiled::<E, R, LOOPS, MULTIMEM>(PhantomData), launch) }
+}
+
+/// [`interpret`] for collectives that do not reduce, with slots of the plain format.
+///
+/// # Safety
+/// As [`interpret`].
+#[inline(always)]
+unsafe fn run_copies<const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
+    // SAFETY: passed on from the caller.
+    unsafe { interpret(Copies::<LOOPS, MULTIMEM>, launch) }
 }
 
 /// [`interpret`] with slots whose data is its own signal.

@@ -9,7 +9,7 @@ use crate::element::{Element, Number};
 use crate::layout::{MULTICAST_ALIGNMENT_BYTES, step_flag};
 use crate::reduce_copy::{Access, Operands, Range, walk};
 use crate::reduction::Reduction;
-use crate::target::multimem::{load_reduced, store_to_all};
+use crate::target::multimem::{STORE, load_reduced, store_to_all};
 use crate::target::{PACK_BYTES, UNROLL, fence_aliases, load_pack, store_pack};
 
 /// Does a step of which the source, the destination or both are multicast addresses, as its flags say.
@@ -30,7 +30,7 @@ pub(crate) unsafe fn through_switch<E: Element, R: Reduction<E::Number>, const I
     fence_aliases();
     // SAFETY: passed on from the caller.
     unsafe {
-        if flags & step_flag::MULTICAST_SOURCE == 0 {
+        if const { INSTRUCTION == STORE } || flags & step_flag::MULTICAST_SOURCE == 0 {
             walk::<E, R, _, UNROLL>(Switched::<INSTRUCTION, false, true> { source, destination }, &range);
         } else if flags & step_flag::MULTICAST_DESTINATION == 0 {
             walk::<E, R, _, UNROLL>(Switched::<INSTRUCTION, true, false> { source, destination }, &range);

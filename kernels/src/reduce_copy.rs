@@ -93,11 +93,11 @@ pub(crate) unsafe fn by_shape<E: Element, R: Reduction<E::Number>, const LOOPS: 
         before_packs::<E, R, _>(&any_number, &range);
         if const { LOOPS >= 1 && (R::SCALES || R::FINISHES || !COPIES_APART) } && source_count == 1 {
             by_destinations::<E, R, LOOPS, 1>(operands, &range);
-        } else if const { LOOPS >= 2 } && source_count == 2 {
+        } else if const { LOOPS >= 2 && !R::COPIES } && source_count == 2 {
             by_destinations::<E, R, LOOPS, 2>(operands, &range);
-        } else if const { LOOPS >= 3 } && source_count == 3 {
+        } else if const { LOOPS >= 3 && !R::COPIES } && source_count == 3 {
             by_destinations::<E, R, LOOPS, 3>(operands, &range);
-        } else if const { LOOPS >= 4 } && source_count == 4 {
+        } else if const { LOOPS >= 4 && !R::COPIES } && source_count == 4 {
             by_destinations::<E, R, LOOPS, 4>(operands, &range);
         } else {
             walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range);

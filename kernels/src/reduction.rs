@@ -5,13 +5,15 @@
 use crate::element::{Integer, Number};
 
 /// A reduction of numbers of one type.
-pub trait Reduction<N: Number>: Copy + 'static {
+pub trait Reduction<N: Number>: core::marker::Copy + 'static {
     /// Whether marked sources are scaled; without it their marks mean nothing.
     const SCALES: bool;
     /// Whether marked results are finished; without it their marks mean nothing.
     const FINISHES: bool;
     /// Whether two numbers, neither of them scaled, become their sum.
     const ADDS: bool = false;
+    /// Whether there is only ever one source.
+    const COPIES: bool = false;
     /// The reduction of two numbers.
     fn combine(left: N, right: N) -> N;
 }
@@ -19,7 +21,7 @@ pub trait Reduction<N: Number>: Copy + 'static {
 macro_rules! reduction {
     ($(#[$doc:meta])* $name:ident, $number:ident, scales $scales:expr, finishes $finishes:literal, $combine:ident $(, adds $adds:literal)?) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
+        #[derive(Clone, core::marker::Copy, Debug)]
         pub struct $name;
 
         impl<N: $number> Reduction<N> for $name {
@@ -109,3 +111,18 @@ reduction!(
     finishes false,
     exclusive_or
 );
+
+/// What collectives that do not reduce do: there is one source.
+#[derive(Clone, core::marker::Copy, Debug)]
+pub struct Copy;
+
+impl<N: Number> Reduction<N> for Copy {
+    const SCALES: bool = false;
+    const FINISHES: bool = false;
+    const COPIES: bool = true;
+
+    #[inline(always)]
+    fn combine(left: N, _right: N) -> N {
+        left
+    }
+}

@@ -186,7 +186,8 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
     }
     let (capability, wide) = (image.architecture().compute_capability, image.architecture().name == "sm_100");
     for (switched, sources, destinations) in SHAPES {
-        if switched && capability < tutti_codegen::MULTIMEM_CAPABILITY {
+        let copies = kernel.ends_with("_copy");
+        if (switched && capability < tutti_codegen::MULTIMEM_CAPABILITY) || (copies && (switched || sources > 1)) {
             write!(text, " {:>10}", "-").expect("a string takes all that is written to it");
             continue;
         }

@@ -78,6 +78,9 @@ macro_rules! instructions {
 /// There is no instruction.
 pub const NONE: u32 = 0;
 
+/// Only stores go through the switch.
+pub const STORE: u32 = u32::MAX;
+
 // Sums of 16-bit floats are made in f32 and rounded once.
 instructions! {
     ADD_F32 = 1: whole "add.v4.f32",
