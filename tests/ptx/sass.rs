@@ -8,6 +8,15 @@ use std::fmt::{self, Write};
 
 use tutti::ptx::Image;
 
+/// What of a hot loop goes through a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Switched {
+    Nothing,
+    Loads,
+    Stores,
+    LoadsAndStores,
+}
+
 /// One hot loop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HotLoop {
@@ -23,8 +32,8 @@ pub(crate) struct HotLoop {
     pub(crate) access_bytes: usize,
     /// Whether the sources become wider numbers on the way.
     pub(crate) widens: bool,
-    /// Whether a switch reduces what is loaded.
-    pub(crate) switched: bool,
+    /// What goes through a switch.
+    pub(crate) switched: Switched,
 }
 
 impl HotLoop {
@@ -114,7 +123,16 @@ fn hot_loop(body: &[Instruction]) -> Option<HotLoop> {
         first_bytes,
         access_bytes: accesses().map(|access| access_bytes(access.name)).min().unwrap_or(0),
         widens,
-        switched: count(&["LDGMC"]) > 0,
+        // Only such stores are strong; the flags of slots are stored elsewhere.
+        switched: match (
+            count(&["LDGMC"]) > 0,
+            body.iter().any(|instruction| is_store(instruction) && instruction.name.contains("STRONG")),
+        ) {
+            (false, false) => Switched::Nothing,
+            (true, false) => Switched::Loads,
+            (false, true) => Switched::Stores,
+            (true, true) => Switched::LoadsAndStores,
+        },
     })
 }
 
@@ -157,7 +175,7 @@ pub(crate) fn hot_loops(disassembly: &str, kernel: &str) -> Vec<HotLoop> {
 /// The most that the loop may take, where that is laid down: instructions for each pack, and the least it asks for at first.
 fn limits(hot_loop: &HotLoop) -> Option<(f64, usize)> {
     match (hot_loop.sources, hot_loop.destinations) {
-        _ if hot_loop.switched => Some((3.0, 0)),
+        _ if hot_loop.switched != Switched::Nothing => Some((3.0, 0)),
         (1, 1) => Some((3.25, 128)),
         (2, 1) => Some((8.5, 160)),
         (2, 2) => Some((10.0, 0)),
@@ -186,8 +204,12 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
     }
     let (capability, wide) = (image.architecture().compute_capability, image.architecture().name == "sm_100");
     for (switched, sources, destinations) in SHAPES {
-        let copies = kernel.ends_with("_copy");
-        if (switched && capability < tutti_codegen::MULTIMEM_CAPABILITY) || (copies && (switched || sources > 1)) {
+        let is_offered = match switched {
+            Switched::Nothing => sources == 1 || !kernel.ends_with("_copy"),
+            Switched::Stores => capability >= tutti_codegen::MULTIMEM_CAPABILITY,
+            _ => capability >= tutti_codegen::MULTIMEM_CAPABILITY && !kernel.ends_with("_copy"),
+        };
+        if !is_offered {
             write!(text, " {:>10}", "-").expect("a string takes all that is written to it");
             continue;
         }
@@ -200,7 +222,7 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
         let per_pack = hot_loop.instructions_per_pack();
         let cell = format!("{per_pack:.2}/{}", hot_loop.first_bytes);
         write!(text, " {cell:>10}").expect("a string takes all that is written to it");
-        if hot_loop.access_bytes < if wide && !switched { 32 } else { 16 } {
+        if hot_loop.access_bytes < if wide && switched == Switched::Nothing { 32 } else { 16 } {
             complain(format_args!("{sources} to {destinations}: an access of {} bytes", hot_loop.access_bytes));
         }
         if let Some((most, least)) = limits(hot_loop)
@@ -216,23 +238,30 @@ pub(crate) fn row(image: &Image, kernel: &str, registers: u32, loops: &[HotLoop]
     Row { text, complaints }
 }
 
-/// The shapes that the table shows: whether by way of a switch, the sources, the destinations.
-const SHAPES: [(bool, usize, usize); 8] = [
-    (false, 1, 1),
-    (false, 2, 1),
-    (false, 2, 2),
-    (false, 3, 1),
-    (false, 4, 1),
-    (false, 3, 3),
-    (false, 4, 4),
-    (true, 1, 1),
+/// The shapes that the table shows: what goes through a switch, the sources, the destinations.
+const SHAPES: [(Switched, usize, usize); 10] = [
+    (Switched::Nothing, 1, 1),
+    (Switched::Nothing, 2, 1),
+    (Switched::Nothing, 2, 2),
+    (Switched::Nothing, 3, 1),
+    (Switched::Nothing, 4, 1),
+    (Switched::Nothing, 3, 3),
+    (Switched::Nothing, 4, 4),
+    (Switched::Loads, 1, 1),
+    (Switched::Stores, 1, 1),
+    (Switched::LoadsAndStores, 1, 1),
 ];
 
 /// The table's first line.
 pub(crate) fn header() -> String {
     let mut text = format!("{:<24} {:>4}", "sum: instructions per", "regs");
     for (switched, sources, destinations) in SHAPES {
-        let shape = if switched { "multimem".to_owned() } else { format!("{sources} to {destinations}") };
+        let shape = match switched {
+            Switched::Nothing => format!("{sources} to {destinations}"),
+            Switched::Loads => "mm to 1".to_owned(),
+            Switched::Stores => "1 to mm".to_owned(),
+            Switched::LoadsAndStores => "mm to mm".to_owned(),
+        };
         write!(text, " {shape:>10}").expect("a string takes all that is written to it");
     }
     text + "\n16 B / bytes asked first"
@@ -268,7 +297,7 @@ fn loops_are_found_and_measured() {
         first_bytes: 128,
         access_bytes: 16,
         widens: false,
-        switched: false,
+        switched: Switched::Nothing,
     };
     assert_eq!(hot_loops(&text, "k"), [expected]);
     assert_eq!(hot_loops(&text, "other"), []);
