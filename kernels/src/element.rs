@@ -152,7 +152,13 @@ pub trait Element: Copy + 'static {
     type Bits: Copy;
     /// What arithmetic is done in.
     type Number: Number;
-    /// [`PACK_BYTES`] bytes of elements.
+    /// What arithmetic on packs is done in: the number, or a vector of several.
+    type Lanes: Number<Factor = <Self::Number as Number>::Factor>;
+    /// The same elements for code that handles them one by one, whatever their packs are.
+    type Single: Element<Number = Self::Number>;
+    /// Bytes of one pack; at most [`PACK_BYTES`].
+    const PACK_BYTES: usize;
+    /// That many bytes of elements.
     type Pack: Copy;
     /// The numbers of one pack.
     type Wide: Copy;
@@ -165,12 +171,14 @@ pub trait Element: Copy + 'static {
     /// of them, so where the product would be infinite that is a rounding error, and the result is the largest element.
     /// Integers: `number ÷ factor`, rounded toward zero; the factor is below 2^31.
     fn finished(number: Self::Number, factor: <Self::Number as Number>::Factor) -> Self::Number;
+    /// [`Element::finished`] of what a pack's numbers come in.
+    fn finished_lanes(lanes: Self::Lanes, factor: <Self::Number as Number>::Factor) -> Self::Lanes;
     /// [`Element::widen`] of a whole pack.
     fn widen_pack(pack: Self::Pack) -> Self::Wide;
-    /// `f` of each number of `wide` and its counterpart in the pack.
-    fn widen_with(wide: &mut Self::Wide, pack: Self::Pack, f: impl Fn(Self::Number, Self::Number) -> Self::Number);
-    /// `f` of each number.
-    fn map(wide: &mut Self::Wide, f: impl Fn(Self::Number) -> Self::Number);
+    /// `f` of the numbers of `wide` and their counterparts in the pack.
+    fn widen_with(wide: &mut Self::Wide, pack: Self::Pack, f: impl Fn(Self::Lanes, Self::Lanes) -> Self::Lanes);
+    /// `f` of the numbers.
+    fn map(wide: &mut Self::Wide, f: impl Fn(Self::Lanes) -> Self::Lanes);
     /// [`Element::narrow`] of a whole pack.
     fn narrow_pack(wide: &Self::Wide) -> Self::Pack;
     /// Whether the target adds packs of this type, with the very bits that adding their numbers gives.
@@ -197,6 +205,9 @@ macro_rules! element {
             const BYTES: usize = size_of::<$bits>();
             type Bits = $bits;
             type Number = $number;
+            type Lanes = $number;
+            type Single = $name;
+            const PACK_BYTES: usize = PACK_BYTES;
             type Pack = [$bits; PACK_BYTES / size_of::<$bits>()];
             type Wide = [$number; PACK_BYTES / size_of::<$bits>()];
 
@@ -212,6 +223,11 @@ macro_rules! element {
 
             #[inline(always)]
             fn finished(number: $number, factor: <$number as Number>::Factor) -> $number {
+                $finished(number, factor)
+            }
+
+            #[inline(always)]
+            fn finished_lanes(number: $number, factor: <$number as Number>::Factor) -> $number {
                 $finished(number, factor)
             }
 
@@ -272,6 +288,15 @@ macro_rules! bounded_product {
     };
 }
 
+/// The largest finite f16.
+pub(crate) const LARGEST_F16: f32 = 65504.0;
+/// The largest finite bf16.
+pub(crate) const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_0000);
+/// The largest e4m3.
+pub(crate) const LARGEST_F8E4M3: f32 = 448.0;
+/// The largest finite e5m2.
+pub(crate) const LARGEST_F8E5M2: f32 = 57344.0;
+
 element!(
     /// IEEE 754 binary32.
     F32,
@@ -300,7 +325,7 @@ element!(
     0.0,
     widen_f16,
     narrow_f16,
-    bounded_product!(f32, 65504.0),
+    bounded_product!(f32, LARGEST_F16),
     adds packs if ADDS_F16_PACKS, by add_f16_packs
 );
 element!(
@@ -311,7 +336,7 @@ element!(
     0.0,
     widen_bf16,
     narrow_bf16,
-    bounded_product!(f32, f32::from_bits(0x7f7f_0000)),
+    bounded_product!(f32, LARGEST_BF16),
     adds packs if ADDS_BF16_PACKS, by add_bf16_packs
 );
 element!(
@@ -322,7 +347,7 @@ element!(
     0.0,
     widen_f8e4m3,
     narrow_f8e4m3,
-    bounded_product!(f32, 448.0)
+    bounded_product!(f32, LARGEST_F8E4M3)
 );
 element!(
     /// OCP 8-bit float of 5 exponent bits, calculated in f32.
@@ -332,7 +357,7 @@ element!(
     0.0,
     widen_f8e5m2,
     narrow_f8e5m2,
-    bounded_product!(f32, 57344.0)
+    bounded_product!(f32, LARGEST_F8E5M2)
 );
 
 /// Integers, with the type that they are divided in.

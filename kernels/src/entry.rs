@@ -16,7 +16,7 @@ use crate::layout::{Call, Launch, launch_status};
 #[cfg(target_feature = "sm_90")]
 use crate::multicast::through_switch;
 use crate::reduce_copy::{Operands, by_shape};
-use crate::reduction::{self, Reduction};
+use crate::reduction::{self, ReductionOf};
 #[cfg(target_feature = "sm_90")]
 use crate::target::multimem;
 use crate::target::{barrier, block_index, compare_and_set, nanosleep, thread_index};
@@ -40,7 +40,7 @@ impl<E, R, const LOOPS: usize, const MULTIMEM: u32> Clone for Compiled<E, R, LOO
 
 impl<E, R, const LOOPS: usize, const MULTIMEM: u32> Copy for Compiled<E, R, LOOPS, MULTIMEM> {}
 
-impl<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const MULTIMEM: u32> Kernel
+impl<E: Element, R: ReductionOf<E>, const LOOPS: usize, const MULTIMEM: u32> Kernel
     for Compiled<E, R, LOOPS, MULTIMEM>
 {
     #[inline(always)]
@@ -94,7 +94,7 @@ impl<E, R> Clone for Flagged<E, R> {
 
 impl<E, R> Copy for Flagged<E, R> {}
 
-impl<E: Element, R: Reduction<E::Number>> Kernel for Flagged<E, R> {
+impl<E: Element, R: ReductionOf<E>> Kernel for Flagged<E, R> {
     const FLAGGED: bool = true;
 
     #[inline(always)]
@@ -112,7 +112,7 @@ impl<E: Element, R: Reduction<E::Number>> Kernel for Flagged<E, R> {
 /// # Safety
 /// As [`interpret`].
 #[inline(always)]
-unsafe fn run<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
+unsafe fn run<E: Element, R: ReductionOf<E>, const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
     // SAFETY: passed on from the caller.
     unsafe { interpret(Compiled::<E, R, LOOPS, MULTIMEM>(PhantomData), launch) }
 }
@@ -132,7 +132,7 @@ unsafe fn run_copies<const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launc
 /// # Safety
 /// As [`interpret`].
 #[inline(always)]
-unsafe fn run_flagged<E: Element, R: Reduction<E::Number>>(launch: *mut Launch) {
+unsafe fn run_flagged<E: Element, R: ReductionOf<E>>(launch: *mut Launch) {
     // SAFETY: passed on from the caller.
     unsafe { interpret(Flagged::<E, R>(PhantomData), launch) }
 }

@@ -33,3 +33,5 @@ pub mod reduction;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod table;
 pub mod target;
+#[cfg(target_arch = "x86_64")]
+mod vectors;

@@ -13,7 +13,7 @@ use core::ptr;
 
 use crate::element::{Element, Number};
 use crate::layout::SPECIALISED_OPERANDS;
-use crate::reduction::Reduction;
+use crate::reduction::{Reduction, ReductionOf};
 use crate::target::{
     COPIES_APART, GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN,
     SPECIALISES_DESTINATIONS, UNROLL, WARP_THREADS, load_pack, prefetch_for_writing, store_pack, thread_count,
@@ -78,13 +78,13 @@ pub(crate) fn finish_of<E: Element, R: Reduction<E::Number>>(operands: &impl Ope
 /// The operands keep their contract; `bytes` is a multiple of the element's size, and every address is a multiple of it
 /// too. Where [`COPIES_APART`], this is no plain copy.
 #[inline(always)]
-pub(crate) unsafe fn by_shape<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(
+pub(crate) unsafe fn by_shape<E: Element, R: ReductionOf<E>, const LOOPS: usize>(
     operands: &impl Operands,
     bytes: usize,
 ) {
     const { assert!(SPECIALISED_OPERANDS == 4 && LOOPS <= SPECIALISED_OPERANDS) };
-    let any_number: Indirect<_, E, R> = Indirect::new(operands);
-    let range = Range::of(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
+    let any_number: Indirect<_, E::Single, R> = Indirect::new(operands);
+    let range = Range::of::<E>(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
     let destination_count = operands.destination_count();
     let source_count = if destination_count <= destinations_max(LOOPS) { operands.source_count() } else { usize::MAX };
     // SAFETY: passed on from the caller; the counts are those just compared. (What is `const` here keeps loops that nobody
@@ -117,7 +117,7 @@ const fn destinations_max(loops: usize) -> usize {
 /// # Safety
 /// As [`by_shape`]; the operands have that many sources, and no more destinations than [`destinations_max`].
 #[inline(always)]
-unsafe fn by_destinations<E: Element, R: Reduction<E::Number>, const LOOPS: usize, const SOURCES: usize>(
+unsafe fn by_destinations<E: Element, R: ReductionOf<E>, const LOOPS: usize, const SOURCES: usize>(
     operands: &impl Operands,
     range: &Range,
 ) {
@@ -146,7 +146,7 @@ unsafe fn by_destinations<E: Element, R: Reduction<E::Number>, const LOOPS: usiz
 #[inline(always)]
 unsafe fn by_weight<
     E: Element,
-    R: Reduction<E::Number>,
+    R: ReductionOf<E>,
     const SOURCES: usize,
     const DESTINATIONS: usize,
     const EXACT: bool,
@@ -169,15 +169,15 @@ unsafe fn by_weight<
 }
 
 /// How one loop gets at its operands: addresses, all at the same place of the range.
-pub(crate) trait Access<E: Element> {
+pub(crate) trait Access<N: Number> {
     /// The number of sources, where the loop is made for one.
     const SOURCES: Option<usize>;
     /// Calls `f` for each source: its index, its address and its scale.
-    fn each_source(&self, f: impl FnMut(usize, *const u8, Factor<E>));
+    fn each_source(&self, f: impl FnMut(usize, *const u8, N::Factor));
     /// Calls `f` for each destination's address.
     fn each_destination(&self, f: impl FnMut(*mut u8));
     /// The finish.
-    fn finish(&self) -> Factor<E>;
+    fn finish(&self) -> N::Factor;
     /// Whether the elements travel unchanged.
     fn is_plain_copy(&self) -> bool;
     /// Moves on by so many bytes.
@@ -235,7 +235,7 @@ impl<E: Element, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: b
     }
 }
 
-impl<E: Element, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access<E>
+impl<E: Element, const SOURCES: usize, const DESTINATIONS: usize, const EXACT: bool> Access<E::Number>
     for Registers<E, SOURCES, DESTINATIONS, EXACT>
 {
     const SOURCES: Option<usize> = Some(SOURCES);
@@ -299,7 +299,7 @@ impl<O, E, R> Clone for Indirect<'_, O, E, R> {
 
 impl<O, E, R> Copy for Indirect<'_, O, E, R> {}
 
-impl<O: Operands, E: Element, R: Reduction<E::Number>> Access<E> for Indirect<'_, O, E, R> {
+impl<O: Operands, E: Element, R: Reduction<E::Number>> Access<E::Number> for Indirect<'_, O, E, R> {
     const SOURCES: Option<usize> = None;
 
     #[inline(always)]
@@ -350,11 +350,11 @@ impl Range {
     /// not agree on where that is, everything is handled element by element; where they only had better be, a short range is
     /// not worth the single elements in front.
     #[inline(always)]
-    fn of<E: Element>(operands: &impl Access<E>, bytes: usize, backwards: bool) -> Range {
+    fn of<E: Element>(operands: &impl Access<E::Number>, bytes: usize, backwards: bool) -> Range {
         const SHORT_BYTES: usize = 8 * PACK_BYTES;
         let packs_from = |head_bytes: usize| Range {
             head_bytes,
-            packs_bytes: (bytes - head_bytes) / PACK_BYTES * PACK_BYTES,
+            packs_bytes: (bytes - head_bytes) / E::PACK_BYTES * E::PACK_BYTES,
             bytes,
             backwards,
         };
@@ -389,11 +389,13 @@ const SPACING_BYTES: usize = WARP_THREADS * PACK_BYTES;
 /// # Safety
 /// As [`by_shape`].
 #[inline(always)]
-pub(crate) unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: usize>(
+pub(crate) unsafe fn walk<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT: usize>(
     mut operands: A,
     range: &Range,
 ) {
-    let tile_bytes = COUNT * SPACING_BYTES;
+    // Several packs a trip lie at constant distances, which are the same for all types.
+    const { assert!(E::PACK_BYTES == PACK_BYTES || (COUNT == 1 && E::PACK_BYTES < PACK_BYTES)) };
+    let tile_bytes = COUNT * WARP_THREADS * E::PACK_BYTES;
     let (thread, threads) = (thread_index(), thread_count());
     let (warp, warps) = (thread / WARP_THREADS, threads / WARP_THREADS);
     let lane = thread - warp * WARP_THREADS;
@@ -401,13 +403,13 @@ pub(crate) unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, con
     // SAFETY: the packs lie inside the range's, and each is handled by exactly one thread.
     unsafe {
         // Where a tile is one pack, none is left. What is left comes first, so that the hot loop need keep nothing for it.
-        let mut offset = tiles * tile_bytes + thread * PACK_BYTES;
+        let mut offset = tiles * tile_bytes + thread * E::PACK_BYTES;
         operands.advance(range.head_bytes + offset);
         if COUNT > 1 {
             while offset < range.packs_bytes {
                 packs::<E, R, A, 1>(&operands);
-                operands.advance(threads * PACK_BYTES);
-                offset += threads * PACK_BYTES;
+                operands.advance(threads * E::PACK_BYTES);
+                offset += threads * E::PACK_BYTES;
             }
         }
         // Trips are counted, rather than bytes compared: a counter of 32 bits takes fewer instructions, and no range has more
@@ -419,7 +421,7 @@ pub(crate) unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, con
         } else {
             (warp, warps * tile_bytes)
         };
-        operands.advance(first_tile.wrapping_mul(tile_bytes).wrapping_add(lane * PACK_BYTES).wrapping_sub(offset));
+        operands.advance(first_tile.wrapping_mul(tile_bytes).wrapping_add(lane * E::PACK_BYTES).wrapping_sub(offset));
         while trips > 0 {
             packs::<E, R, A, COUNT>(&operands);
             operands.advance(stride_bytes);
@@ -438,16 +440,16 @@ pub(crate) unsafe fn walk<E: Element, R: Reduction<E::Number>, A: Access<E>, con
 /// # Safety
 /// As [`by_shape`].
 #[inline(always)]
-unsafe fn before_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, range: &Range) {
+unsafe fn before_packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>>(operands: &A, range: &Range) {
     if PACKS_MUST_ALIGN {
         // SAFETY: passed on from the caller.
-        return unsafe { elements::<E, R, A>(operands, range) };
+        return unsafe { elements::<E::Single, R, A>(operands, range) };
     }
     if range.packs_bytes > 0 {
         operands.each_destination(|address| prefetch_for_writing(address.wrapping_add(range.bytes - 1)));
     }
     // SAFETY: passed on from the caller.
-    unsafe { elements::<E, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
+    unsafe { elements::<E::Single, R, A>(operands, &Range { packs_bytes: range.bytes - range.head_bytes, ..*range }) };
 }
 
 /// Handles the elements that [`before_packs`] left.
@@ -455,7 +457,7 @@ unsafe fn before_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operan
 /// # Safety
 /// As [`by_shape`].
 #[inline(always)]
-unsafe fn after_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, range: &Range) {
+unsafe fn after_packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>>(operands: &A, range: &Range) {
     if const { !PACKS_MUST_ALIGN } {
         let done_bytes = range.head_bytes + range.packs_bytes;
         let tail_bytes = range.bytes - done_bytes;
@@ -466,7 +468,7 @@ unsafe fn after_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operand
             if padded_bytes > 0 {
                 padded_pack::<E, R, A>(operands, done_bytes, padded_bytes);
             }
-            elements::<E, R, A>(operands, &rest);
+            elements::<E::Single, R, A>(operands, &rest);
         }
     }
 }
@@ -478,7 +480,7 @@ unsafe fn after_packs<E: Element, R: Reduction<E::Number>, A: Access<E>>(operand
 /// As [`by_shape`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn elements<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, range: &Range) {
+unsafe fn elements<E: Element, R: Reduction<E::Number>, A: Access<E::Number>>(operands: &A, range: &Range) {
     let mut place = thread_index() * E::BYTES;
     while place < range.bytes - range.packs_bytes {
         let offset = if place < range.head_bytes { place } else { place + range.packs_bytes };
@@ -494,7 +496,7 @@ unsafe fn elements<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: 
 /// # Safety
 /// The packs lie inside the operands, aligned to [`PACK_ALIGNMENT`] where they must be.
 #[inline(always)]
-unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: usize>(operands: &A) {
+unsafe fn packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT: usize>(operands: &A) {
     const { assert!(COUNT <= 8) };
     if operands.is_plain_copy() {
         operands.each_source(|_, address, _| {
@@ -552,7 +554,7 @@ unsafe fn packs<E: Element, R: Reduction<E::Number>, A: Access<E>, const COUNT: 
 /// # Safety
 /// The bytes lie inside the operands.
 #[inline(always)]
-unsafe fn padded_pack<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, offset: usize, bytes: usize) {
+unsafe fn padded_pack<E: Element, R: ReductionOf<E>, A: Access<E::Number>>(operands: &A, offset: usize, bytes: usize) {
     let mut padded = [0_u8; PACK_BYTES];
     let mut sum = MaybeUninit::<E::Wide>::uninit();
     let plain = operands.is_plain_copy();
@@ -580,7 +582,7 @@ unsafe fn padded_pack<E: Element, R: Reduction<E::Number>, A: Access<E>>(operand
 /// # Safety
 /// `sum` is initialised unless this is the first source.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
+pub(crate) unsafe fn accumulate<E: Element, R: ReductionOf<E>>(
     sum: &mut MaybeUninit<E::Wide>,
     index: usize,
     pack: E::Pack,
@@ -591,11 +593,11 @@ pub(crate) unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
         if index == 0 {
             let sum = sum.write(E::widen_pack(pack));
             if R::SCALES {
-                E::map(sum, |number| number.scaled(scale));
+                E::map(sum, |lanes| lanes.scaled(scale));
             }
         } else {
-            E::widen_with(sum.assume_init_mut(), pack, |sum, number| {
-                R::combine(sum, if R::SCALES { number.scaled(scale) } else { number })
+            E::widen_with(sum.assume_init_mut(), pack, |sum, lanes| {
+                R::combine_lanes(sum, if R::SCALES { lanes.scaled(scale) } else { lanes })
             });
         }
     }
@@ -603,9 +605,9 @@ pub(crate) unsafe fn accumulate<E: Element, R: Reduction<E::Number>>(
 
 /// The pack that a sum ends as.
 #[inline(always)]
-pub(crate) fn finish<E: Element, R: Reduction<E::Number>>(sum: &mut E::Wide, factor: Factor<E>) -> E::Pack {
+pub(crate) fn finish<E: Element, R: ReductionOf<E>>(sum: &mut E::Wide, factor: Factor<E>) -> E::Pack {
     if R::FINISHES {
-        E::map(sum, |number| E::finished(number, factor));
+        E::map(sum, |lanes| E::finished_lanes(lanes, factor));
     }
     E::narrow_pack(sum)
 }
@@ -615,7 +617,7 @@ pub(crate) fn finish<E: Element, R: Reduction<E::Number>>(sum: &mut E::Wide, fac
 /// # Safety
 /// The element lies inside the operands.
 #[inline(always)]
-unsafe fn element<E: Element, R: Reduction<E::Number>, A: Access<E>>(operands: &A, offset: usize) {
+unsafe fn element<E: Element, R: Reduction<E::Number>, A: Access<E::Number>>(operands: &A, offset: usize) {
     // Zeroed for the reason that `packs` gives.
     let (mut copied, mut sum) = (MaybeUninit::<E::Bits>::zeroed(), MaybeUninit::<E::Number>::zeroed());
     operands.each_source(|index, address, scale| {

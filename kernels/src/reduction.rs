@@ -2,7 +2,7 @@
 //!
 //! A new reduction is one `impl` here and one row in the kernel table.
 
-use crate::element::{Integer, Number};
+use crate::element::{Element, Integer, Number};
 
 /// A reduction of numbers of one type.
 pub trait Reduction<N: Number>: core::marker::Copy + 'static {
@@ -16,6 +16,19 @@ pub trait Reduction<N: Number>: core::marker::Copy + 'static {
     const COPIES: bool = false;
     /// The reduction of two numbers.
     fn combine(left: N, right: N) -> N;
+}
+
+/// A reduction of elements of one type: of their numbers one by one, and of as many at once as their packs come in.
+pub trait ReductionOf<E: Element>: Reduction<E::Number> {
+    /// The reduction of two of what a pack's numbers come in.
+    fn combine_lanes(left: E::Lanes, right: E::Lanes) -> E::Lanes;
+}
+
+impl<E: Element, R: Reduction<E::Number> + Reduction<E::Lanes>> ReductionOf<E> for R {
+    #[inline(always)]
+    fn combine_lanes(left: E::Lanes, right: E::Lanes) -> E::Lanes {
+        R::combine(left, right)
+    }
 }
 
 macro_rules! reduction {

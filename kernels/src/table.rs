@@ -13,19 +13,46 @@ use core::ptr;
 use crate::element::{self, Element};
 use crate::interpreter::{Kernel, StepOperands};
 use crate::reduce_copy::{Operands, by_shape};
-use crate::reduction::{self, Reduction};
+use crate::reduction::{self, Reduction, ReductionOf};
+#[cfg(target_arch = "x86_64")]
+use crate::vectors::Vectored;
 
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// What the target guarantees.
     Baseline,
-    /// AVX2.
+    /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX-512 F, BW, DQ and VL.
+    /// AVX-512 F, BW, DQ and VL, and what [`Isa::Avx2`] asks for.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+}
+
+/// The instruction sets of the processor that this runs on, the plainest first, as a `Vec<Isa>`. A macro, because only the
+/// standard library can ask.
+#[macro_export]
+macro_rules! isas {
+    () => {{
+        #[allow(unused_mut, reason = "only some targets have more than the baseline")]
+        let mut isas = std::vec![$crate::table::Isa::Baseline];
+        #[cfg(target_arch = "x86_64")]
+        {
+            // AVX2 comes without F16C on no processor that was ever sold, but it could.
+            if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
+                isas.push($crate::table::Isa::Avx2);
+                if std::is_x86_feature_detected!("avx512f")
+                    && std::is_x86_feature_detected!("avx512bw")
+                    && std::is_x86_feature_detected!("avx512dq")
+                    && std::is_x86_feature_detected!("avx512vl")
+                {
+                    isas.push($crate::table::Isa::Avx512);
+                }
+            }
+        }
+        isas
+    }};
 }
 
 /// One row of the table, for one instruction set.
@@ -42,15 +69,25 @@ pub struct Row {
 impl Row {
     /// # Safety
     /// The processor has `isa`.
-    unsafe fn of<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(isa: Isa) -> Row {
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn of<E: Element, R: ReductionOf<E>, const LOOPS: usize>(isa: Isa) -> Row {
+        let Isa::Baseline = isa;
+        Row { function: baseline::<E, R, LOOPS>, scales: R::SCALES, finishes: R::FINISHES }
+    }
+
+    /// # Safety
+    /// The processor has `isa`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn of<E: Vectored, R, const LOOPS: usize>(isa: Isa) -> Row
+    where
+        R: ReductionOf<E> + ReductionOf<E::Avx2> + ReductionOf<E::Avx512>,
+    {
         let function: unsafe fn(&StepOperands, usize) = match isa {
             Isa::Baseline => baseline::<E, R, LOOPS>,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::<E, R, LOOPS>,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::<E, R, LOOPS>,
+            Isa::Avx2 => avx2::<E::Avx2, R, LOOPS>,
+            Isa::Avx512 => avx512::<E::Avx512, R, LOOPS>,
         };
-        Row { function, scales: R::SCALES, finishes: R::FINISHES }
+        Row { function, scales: <R as Reduction<E::Number>>::SCALES, finishes: <R as Reduction<E::Number>>::FINISHES }
     }
 }
 
@@ -103,7 +140,7 @@ unsafe fn copy_to_all(operands: &StepOperands, bytes: usize) {
 
 /// # Safety
 /// As [`Kernel::reduce_copy`]; no plain copy.
-unsafe fn baseline<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
+unsafe fn baseline<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.
     unsafe {
         // Every x86-64 of the last decade has more than the baseline: there, code size counts.
@@ -118,8 +155,8 @@ unsafe fn baseline<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(oper
 /// # Safety
 /// As [`baseline`].
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn avx2<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn avx2<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.
     unsafe { by_shape::<E, R, LOOPS>(operands, bytes) }
 }
@@ -127,8 +164,8 @@ unsafe fn avx2<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(operands
 /// # Safety
 /// As [`baseline`].
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn avx512<E: Element, R: Reduction<E::Number>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn avx512<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.
     unsafe { by_shape::<E, R, LOOPS>(operands, bytes) }
 }

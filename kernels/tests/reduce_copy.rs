@@ -3,6 +3,7 @@
 
 use tutti_kernels::element::{Bf16, Element, F16, F32};
 use tutti_kernels::interpreter::{Kernel, StepOperands};
+use tutti_kernels::isas;
 use tutti_kernels::layout::{Operand, operand_flag, operand_kind, step_flag};
 use tutti_kernels::reduction::{Avg, Max, Min, Prod, Reduction, Sum};
 use tutti_kernels::table::{Isa, row};
@@ -46,26 +47,6 @@ unsafe fn reduce_copy<E: Bits, R: Plain>(isa: Isa, case: &Case, bytes: usize) {
     };
     // SAFETY: passed on from the caller.
     unsafe { row(E::INDEX, R::INDEX, isa).expect("the table has the row").reduce_copy(&operands, bytes) }
-}
-
-/// The instruction sets that this machine has, the plainest first.
-fn isas() -> Vec<Isa> {
-    #[allow(unused_mut)]
-    let mut isas = vec![Isa::Baseline];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx2") {
-            isas.push(Isa::Avx2);
-        }
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            isas.push(Isa::Avx512);
-        }
-    }
-    isas
 }
 
 /// One element's bits, in the low bits of a word.
@@ -264,7 +245,7 @@ fn check<E: Bits, R: Plain>(
     let before: Vec<Vec<u8>> = sources.iter().map(|source| source.bytes.clone()).collect();
     let what = format!("{source_count} to {destination_count}, {count} elements, {misalignment} off, scales {scales}");
     let mut first = None;
-    for (isa, backwards) in isas().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
+    for (isa, backwards) in isas!().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
         let mut destinations: Vec<Memory> =
             (0..destination_count).map(|nth| Memory::new(bytes, (misalignment * 5 + nth) % 16 * E::BYTES)).collect();
         let case = Case {
@@ -368,7 +349,7 @@ every_case! {
 fn in_place<E: Bits, R: Plain>(source_count: usize, destination_count: usize) {
     let count = 2 * PACK_BYTES / E::BYTES + 11;
     for target in 0..source_count {
-        for isa in isas() {
+        for isa in isas!() {
             let bits: Vec<Vec<u32>> = (0..source_count)
                 .map(|source| (0..count).map(|index| source_bits::<E>(source, index)).collect())
                 .collect();
@@ -432,7 +413,7 @@ fn copies<E: Bits, R: Plain>() {
     };
     let mut data: Vec<u8> = patterns.iter().flat_map(|bits| E::write(*bits)).collect();
     for destination_count in [1, 2, 5] {
-        for isa in isas() {
+        for isa in isas!() {
             let mut destinations = vec![vec![0_u8; data.len()]; destination_count];
             let case = Case {
                 sources: vec![(data.as_mut_ptr().cast_const(), None)],
@@ -464,7 +445,7 @@ fn copies_keep_every_bit_pattern_to_1_2_and_5_destinations() {
 fn minima_and_maxima_order_the_zeros() {
     fn check<R: Plain>(expected: [u32; 4]) {
         let (left, right) = ([0_u32, 0x8000_0000, 0, 0x8000_0000], [0_u32, 0, 0x8000_0000, 0x8000_0000]);
-        for isa in isas() {
+        for isa in isas!() {
             let mut out = [1_u32; 4];
             let case = Case {
                 sources: vec![(left.as_ptr().cast(), None), (right.as_ptr().cast(), None)],

@@ -5,28 +5,9 @@ use half::{bf16, f16};
 use tutti_codegen::{DTYPES, DType, Kind, REDUCTIONS, Reduction};
 use tutti_kernels::element::{Element, F8E4m3, F8E5m2};
 use tutti_kernels::interpreter::{Kernel, StepOperands};
+use tutti_kernels::isas;
 use tutti_kernels::layout::{Operand, operand_flag, operand_kind, step_flag};
 use tutti_kernels::table::{Isa, row};
-
-/// The instruction sets that this machine has, the plainest first.
-fn isas() -> Vec<Isa> {
-    #[allow(unused_mut)]
-    let mut isas = vec![Isa::Baseline];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx2") {
-            isas.push(Isa::Avx2);
-        }
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            isas.push(Isa::Avx512);
-        }
-    }
-    isas
-}
 
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -242,7 +223,7 @@ fn every_row_is_right_for_every_instruction_set_and_shape() {
     for (dtype_place, dtype) in DTYPES.iter().enumerate() {
         for (reduction_place, reduction) in REDUCTIONS.iter().enumerate() {
             let place = (dtype_place, reduction_place);
-            for isa in isas() {
+            for isa in isas!() {
                 // SAFETY: the machine has the instructions.
                 let is_there = unsafe { row(place.0, place.1, isa) }.is_some();
                 assert_eq!(is_there, dtype.offers(reduction), "{} of {}", reduction.name, dtype.name);
