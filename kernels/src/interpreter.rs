@@ -504,4 +504,9 @@ unsafe impl Operands for StepOperands {
     fn backwards(&self) -> bool {
         self.flags & step_flag::BACKWARDS != 0
     }
+
+    #[inline(always)]
+    fn streams(&self) -> bool {
+        self.flags & step_flag::STREAMS != 0
+    }
 }

@@ -106,10 +106,13 @@ pub mod step_flag {
     pub const AWAITED: u32 = 4;
     /// The step goes through its bytes from the end to the start, on targets that care.
     pub const BACKWARDS: u32 = 8;
+    /// The step writes so much that nobody finds it in a cache afterwards: on targets that care, what it writes and does not
+    /// read goes past the caches.
+    pub const STREAMS: u32 = 16;
     /// The source is a multicast address.
-    pub const MULTICAST_SOURCE: u32 = 16;
+    pub const MULTICAST_SOURCE: u32 = 32;
     /// The destination is a multicast address.
-    pub const MULTICAST_DESTINATION: u32 = 32;
+    pub const MULTICAST_DESTINATION: u32 = 64;
 }
 
 /// One source or destination of a step.

@@ -25,7 +25,7 @@ pub(crate) unsafe fn through_switch<E: Element, R: Reduction<E::Number>, const I
 ) {
     const { assert!(MULTICAST_ALIGNMENT_BYTES.is_multiple_of(PACK_BYTES)) };
     let (source, destination) = (operands.source(0), operands.destination(0));
-    let range = Range { head_bytes: 0, packs_bytes: bytes, bytes, backwards: false };
+    let range = Range { head_bytes: 0, packs_bytes: bytes, bytes, backwards: false, streams: false };
     // The same memory has another address in each rank that wrote it, or will read it.
     fence_aliases();
     // SAFETY: passed on from the caller.

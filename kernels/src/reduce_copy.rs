@@ -12,12 +12,12 @@ use core::mem::MaybeUninit;
 use core::ptr;
 
 use crate::element::{Element, Number};
-use crate::layout::SPECIALISED_OPERANDS;
+use crate::layout::{LINE_BYTES, SPECIALISED_OPERANDS};
 use crate::reduction::{Reduction, ReductionOf};
 use crate::target::{
-    COPIES_APART, GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN,
-    SPECIALISES_DESTINATIONS, UNROLL, WARP_THREADS, load_pack, prefetch_for_writing, store_pack, thread_count,
-    thread_index,
+    COPIES_APART, GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, PREFETCH_BYTES,
+    SPECIALISES_DESTINATIONS, STREAMS, UNROLL, WARP_THREADS, end_streaming, load_pack, prefetch, prefetch_for_writing,
+    store_pack, stream_pack, thread_count, thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -41,6 +41,10 @@ pub unsafe trait Operands {
     fn finish(&self) -> Option<u64>;
     /// Whether to go from the end to the start, on targets that care.
     fn backwards(&self) -> bool {
+        false
+    }
+    /// Whether what is written, and not read as well, had better go past the caches, on targets that care.
+    fn streams(&self) -> bool {
         false
     }
 }
@@ -84,7 +88,8 @@ pub(crate) unsafe fn by_shape<E: Element, R: ReductionOf<E>, const LOOPS: usize>
 ) {
     const { assert!(SPECIALISED_OPERANDS == 4 && LOOPS <= SPECIALISED_OPERANDS) };
     let any_number: Indirect<_, E::Single, R> = Indirect::new(operands);
-    let range = Range::of::<E>(&any_number, bytes, GOES_BACKWARDS && operands.backwards());
+    let range =
+        Range::of::<E>(&any_number, bytes, GOES_BACKWARDS && operands.backwards(), STREAMS && operands.streams());
     let destination_count = operands.destination_count();
     let source_count = if destination_count <= destinations_max(LOOPS) { operands.source_count() } else { usize::MAX };
     // SAFETY: passed on from the caller; the counts are those just compared. (What is `const` here keeps loops that nobody
@@ -103,6 +108,9 @@ pub(crate) unsafe fn by_shape<E: Element, R: ReductionOf<E>, const LOOPS: usize>
             walk::<E, R, _, { UNROLL.div_ceil(4) }>(any_number, &range);
         }
         after_packs::<E, R, _>(&any_number, &range);
+    }
+    if STREAMS && range.streams {
+        end_streaming();
     }
 }
 
@@ -343,6 +351,8 @@ pub(crate) struct Range {
     pub(crate) bytes: usize,
     /// Whether the packs are handled from the last to the first.
     pub(crate) backwards: bool,
+    /// Whether the packs are stored by [`stream_pack`].
+    pub(crate) streams: bool,
 }
 
 impl Range {
@@ -350,13 +360,14 @@ impl Range {
     /// not agree on where that is, everything is handled element by element; where they only had better be, a short range is
     /// not worth the single elements in front.
     #[inline(always)]
-    fn of<E: Element>(operands: &impl Access<E::Number>, bytes: usize, backwards: bool) -> Range {
+    fn of<E: Element>(operands: &impl Access<E::Number>, bytes: usize, backwards: bool, streams: bool) -> Range {
         const SHORT_BYTES: usize = 8 * PACK_BYTES;
         let packs_from = |head_bytes: usize| Range {
             head_bytes,
             packs_bytes: (bytes - head_bytes) / E::PACK_BYTES * E::PACK_BYTES,
             bytes,
             backwards,
+            streams: false,
         };
         if !PACKS_MUST_ALIGN && bytes < SHORT_BYTES {
             return packs_from(0);
@@ -373,11 +384,18 @@ impl Range {
         if PACKS_MUST_ALIGN {
             operands.each_source(|_, address, _| differing |= misalignment_of(address.addr()) ^ misalignment);
             if differing != 0 {
-                return Range { head_bytes: bytes, packs_bytes: 0, bytes, backwards };
+                return Range { head_bytes: bytes, packs_bytes: 0, bytes, backwards, streams: false };
             }
         }
         let head = (PACK_ALIGNMENT - misalignment) & (PACK_ALIGNMENT - 1);
-        packs_from(if head < bytes { head } else { bytes })
+        let range = packs_from(if head < bytes { head } else { bytes });
+        if !STREAMS || !streams || differing != 0 {
+            return range;
+        }
+        // A line that is read anyway is in the cache already.
+        let mut reads = false;
+        operands.each_source(|_, source, _| operands.each_destination(|address| reads |= ptr::eq(source, address)));
+        Range { streams: !reads, ..range }
     }
 }
 
@@ -407,7 +425,7 @@ pub(crate) unsafe fn walk<E: Element, R: ReductionOf<E>, A: Access<E::Number>, c
         operands.advance(range.head_bytes + offset);
         if COUNT > 1 {
             while offset < range.packs_bytes {
-                packs::<E, R, A, 1>(&operands);
+                packs::<E, R, A, 1>(&operands, range);
                 operands.advance(threads * E::PACK_BYTES);
                 offset += threads * E::PACK_BYTES;
             }
@@ -423,7 +441,7 @@ pub(crate) unsafe fn walk<E: Element, R: ReductionOf<E>, A: Access<E::Number>, c
         };
         operands.advance(first_tile.wrapping_mul(tile_bytes).wrapping_add(lane * E::PACK_BYTES).wrapping_sub(offset));
         while trips > 0 {
-            packs::<E, R, A, COUNT>(&operands);
+            packs::<E, R, A, COUNT>(&operands, range);
             operands.advance(stride_bytes);
             trips -= 1;
         }
@@ -493,10 +511,12 @@ unsafe fn elements<E: Element, R: Reduction<E::Number>, A: Access<E::Number>>(op
 
 /// `COUNT` packs of each operand, [`SPACING_BYTES`] apart: all loads of a source before the next, so that many are in flight.
 ///
+/// What converts or reduces must be inlined to the last, closures too: only there are the instructions that it needs.
+///
 /// # Safety
 /// The packs lie inside the operands, aligned to [`PACK_ALIGNMENT`] where they must be.
 #[inline(always)]
-unsafe fn packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT: usize>(operands: &A) {
+unsafe fn packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT: usize>(operands: &A, range: &Range) {
     const { assert!(COUNT <= 8) };
     if operands.is_plain_copy() {
         operands.each_source(|_, address, _| {
@@ -534,7 +554,10 @@ unsafe fn packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT
     // Zeroed, though the first source overwrites it: where the number of sources is not a constant, what begins as nothing in
     // particular would take registers in all the code around.
     let mut sums = [const { MaybeUninit::<E::Wide>::zeroed() }; COUNT];
-    operands.each_source(|index, address, scale| {
+    operands.each_source(#[inline(always)] |index, address, scale| {
+        if PREFETCH_BYTES > 0 && size_of::<E::Wide>() > size_of::<E::Pack>() {
+            prefetch_pack::<E>(address, range.backwards);
+        }
         unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
             // SAFETY: the pack lies inside the source; the first source comes first.
             unsafe { accumulate::<E, R>(&mut sums[PACK], index, A::load::<_, { PACK * SPACING_BYTES }>(address), scale) };
@@ -543,9 +566,25 @@ unsafe fn packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT
     unrolled!(0 1 2 3 4 5 6 7, PACK < COUNT => {
         // SAFETY: there is a first source, and it initialised the sum.
         let result = finish::<E, R>(unsafe { sums[PACK].assume_init_mut() }, operands.finish());
-        // SAFETY: the packs lie inside the destination.
-        operands.each_destination(|address| unsafe { A::store::<_, { PACK * SPACING_BYTES }>(address, result) });
+        operands.each_destination(#[inline(always)] |address| {
+            // SAFETY: the packs lie inside the destination, which is aligned to them where they are to be streamed.
+            unsafe {
+                if STREAMS && range.streams {
+                    stream_pack::<_, { PACK * SPACING_BYTES }>(address, result)
+                } else {
+                    A::store::<_, { PACK * SPACING_BYTES }>(address, result)
+                }
+            }
+        });
     });
+}
+
+/// Asks for what the loop comes to some packs after the one at this address.
+#[inline(always)]
+fn prefetch_pack<E: Element>(address: *const u8, backwards: bool) {
+    let ahead_bytes = if backwards { PREFETCH_BYTES.wrapping_neg() } else { PREFETCH_BYTES };
+    let ahead = address.wrapping_add(ahead_bytes);
+    unrolled!(0 1 2 3, LINE < E::PACK_BYTES.div_ceil(LINE_BYTES) => { prefetch(ahead.wrapping_add(LINE * LINE_BYTES)) });
 }
 
 /// The last `bytes` bytes, fewer than a pack, as a pack of which the rest is zeros: on targets where a pack is long this is
@@ -558,15 +597,18 @@ unsafe fn padded_pack<E: Element, R: ReductionOf<E>, A: Access<E::Number>>(opera
     let mut padded = [0_u8; PACK_BYTES];
     let mut sum = MaybeUninit::<E::Wide>::uninit();
     let plain = operands.is_plain_copy();
-    operands.each_source(|index, address, scale| {
-        // SAFETY: the bytes lie inside the source, and fit; the first source comes first.
-        unsafe {
-            ptr::copy_nonoverlapping(address.add(offset), padded.as_mut_ptr(), bytes);
-            if !plain {
-                accumulate::<E, R>(&mut sum, index, load_pack::<_, 0>(padded.as_ptr()), scale);
+    operands.each_source(
+        #[inline(always)]
+        |index, address, scale| {
+            // SAFETY: the bytes lie inside the source, and fit; the first source comes first.
+            unsafe {
+                ptr::copy_nonoverlapping(address.add(offset), padded.as_mut_ptr(), bytes);
+                if !plain {
+                    accumulate::<E, R>(&mut sum, index, load_pack::<_, 0>(padded.as_ptr()), scale);
+                }
             }
-        }
-    });
+        },
+    );
     if !plain {
         // SAFETY: there is a first source, and it initialised the sum; the array is a pack's size.
         unsafe { store_pack::<_, 0>(padded.as_mut_ptr(), finish::<E, R>(sum.assume_init_mut(), operands.finish())) };
@@ -593,12 +635,19 @@ pub(crate) unsafe fn accumulate<E: Element, R: ReductionOf<E>>(
         if index == 0 {
             let sum = sum.write(E::widen_pack(pack));
             if R::SCALES {
-                E::map(sum, |lanes| lanes.scaled(scale));
+                E::map(
+                    sum,
+                    #[inline(always)]
+                    |lanes| lanes.scaled(scale),
+                );
             }
         } else {
-            E::widen_with(sum.assume_init_mut(), pack, |sum, lanes| {
-                R::combine_lanes(sum, if R::SCALES { lanes.scaled(scale) } else { lanes })
-            });
+            E::widen_with(
+                sum.assume_init_mut(),
+                pack,
+                #[inline(always)]
+                |sum, lanes| R::combine_lanes(sum, if R::SCALES { lanes.scaled(scale) } else { lanes }),
+            );
         }
     }
 }
@@ -607,7 +656,11 @@ pub(crate) unsafe fn accumulate<E: Element, R: ReductionOf<E>>(
 #[inline(always)]
 pub(crate) fn finish<E: Element, R: ReductionOf<E>>(sum: &mut E::Wide, factor: Factor<E>) -> E::Pack {
     if R::FINISHES {
-        E::map(sum, |lanes| E::finished_lanes(lanes, factor));
+        E::map(
+            sum,
+            #[inline(always)]
+            |lanes| E::finished_lanes(lanes, factor),
+        );
     }
     E::narrow_pack(sum)
 }

@@ -30,6 +30,13 @@ pub const SPECIALISES_DESTINATIONS: bool = false;
 /// Whether the order in which one thread goes through memory matters, so that it goes backwards where it is asked to.
 pub const GOES_BACKWARDS: bool = true;
 
+/// Whether there are stores that go past the caches ([`stream_pack`]).
+pub const STREAMS: bool = cfg!(target_arch = "x86_64");
+
+/// How far ahead sources are asked for where their elements are converted: a processor looks some hundred instructions ahead by
+/// itself, and where there are conversions between one load and the next that is not far enough to keep memory busy.
+pub const PREFETCH_BYTES: usize = 512;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 1;
 
@@ -176,6 +183,39 @@ pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P
     unsafe { ptr::write_unaligned(address.add(OFFSET).cast(), pack) }
 }
 
+/// Stores a pack at `address + OFFSET` past the caches: a line that is written whole is not read first, and takes no room.
+/// Such stores come after no other one until [`end_streaming`].
+///
+/// # Safety
+/// That address is valid for writing a `P`, and aligned to [`PACK_ALIGNMENT`]; a `P` is a multiple of 16 bytes.
+#[inline(always)]
+pub unsafe fn stream_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{__m128i, _mm_stream_si128};
+        let (pack, address) = ((&raw const pack).cast::<__m128i>(), address.wrapping_add(OFFSET).cast::<__m128i>());
+        for index in 0..size_of::<P>() / size_of::<__m128i>() {
+            // SAFETY: passed on from the caller; every x86-64 has the instruction.
+            unsafe { _mm_stream_si128(address.add(index), pack.add(index).read_unaligned()) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: passed on from the caller.
+    unsafe {
+        store_pack::<P, OFFSET>(address, pack);
+    }
+}
+
+/// Every [`stream_pack`] so far comes before whatever is stored from now on.
+#[inline(always)]
+pub fn end_streaming() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// A float's minimum and maximum.
 macro_rules! order {
     ($float:ident, $signed:ident, $unsigned:ident, $key:ident, $nan_or:ident, $minimum:ident, $maximum:ident) => {
@@ -236,6 +276,19 @@ pub fn prefetch_for_writing(address: *mut u8) {
         use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Asks for a cache line that is about to be read; a hint, whatever the address.
+#[inline(always)]
+pub fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;

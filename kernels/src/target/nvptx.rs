@@ -41,6 +41,12 @@ pub const SPECIALISES_DESTINATIONS: bool = true;
 /// Whether the order in which one thread goes through memory matters: a GPU's threads go through all of it at once.
 pub const GOES_BACKWARDS: bool = false;
 
+/// Whether there are stores that go past the caches: here caches are told in other ways.
+pub const STREAMS: bool = false;
+
+/// Sources are never asked for ahead: a GPU hides that wait behind other threads.
+pub const PREFETCH_BYTES: usize = 0;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 32;
 
@@ -366,6 +372,24 @@ pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P
              offset = const OFFSET, options(nostack, preserves_flags));
     }
 }
+
+/// [`store_pack`].
+///
+/// # Safety
+/// As [`store_pack`].
+#[inline(always)]
+pub unsafe fn stream_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
+    // SAFETY: passed on from the caller.
+    unsafe { store_pack::<P, OFFSET>(address, pack) }
+}
+
+/// Nothing: stores are ordered by the release that follows them.
+#[inline(always)]
+pub fn end_streaming() {}
+
+/// Asks for a cache line that is about to be read: not on this target ([`PREFETCH_BYTES`]).
+#[inline(always)]
+pub fn prefetch(_address: *const u8) {}
 
 /// Asks for a cache line that is about to be written: a GPU hides that wait behind other threads.
 #[inline(always)]

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use super::Vector;
+use super::{Vector, plain_nan};
 use crate::element::Number;
 
 /// Eight f32s.
@@ -15,6 +15,16 @@ macro_rules! on_bits {
         // SAFETY: the vector's type promises the instruction.
         F32x8(unsafe { _mm256_castsi256_ps($function($(_mm256_castps_si256($operand.0)),*)) })
     };
+}
+
+/// The lower half of each word of `even` and the upper half of each of `odd`.
+///
+/// # Safety
+/// The processor has the instruction.
+#[inline(always)]
+unsafe fn from_odd(even: __m256i, odd: __m256i) -> __m256i {
+    // SAFETY: passed on from the caller.
+    unsafe { _mm256_blend_epi16::<0b1010_1010>(even, odd) }
 }
 
 impl Number for F32x8 {
@@ -53,15 +63,15 @@ impl Number for F32x8 {
         // SAFETY: the type promises the instructions.
         F32x8(unsafe {
             let maximum = _mm256_and_ps(_mm256_max_ps(self.0, other.0), _mm256_max_ps(other.0, self.0));
-            // All bits: a NaN.
-            _mm256_or_ps(maximum, _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, other.0))
+            let has_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, other.0);
+            _mm256_or_ps(maximum, _mm256_and_ps(has_nan, _mm256_set1_ps(f32::NAN)))
         })
     }
 
     #[inline(always)]
     fn scaled(self, factor: f32) -> F32x8 {
         // SAFETY: the type promises the instruction.
-        self.multiply(F32x8(unsafe { _mm256_set1_ps(factor) }))
+        self.multiply(F32x8(unsafe { _mm256_set1_ps(plain_nan(factor)) }))
     }
 }
 
@@ -111,6 +121,21 @@ impl Vector for F32x8 {
     fn shift_right(self, places: i32) -> F32x8 {
         // SAFETY: the type promises the instructions.
         F32x8(unsafe { _mm256_castsi256_ps(_mm256_srl_epi32(_mm256_castps_si256(self.0), _mm_cvtsi32_si128(places))) })
+    }
+
+    #[inline(always)]
+    fn add_halves_saturating(self, other: F32x8) -> F32x8 {
+        on_bits!(_mm256_adds_epu16(self, other))
+    }
+
+    #[inline(always)]
+    fn upper_halves(even: F32x8, odd: F32x8) -> F32x8 {
+        on_bits!(from_odd(even.shift_right(16), odd))
+    }
+
+    #[inline(always)]
+    fn lower_halves(even: F32x8, odd: F32x8) -> F32x8 {
+        on_bits!(from_odd(even, odd.shift_left(16)))
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@
 
 use core::arch::x86_64::*;
 
-use super::Vector;
+use super::{Vector, plain_nan};
 use crate::element::Number;
 
 /// Sixteen f32s.
@@ -18,6 +18,16 @@ macro_rules! on_bits {
         // SAFETY: the vector's type promises the instruction.
         F32x16(unsafe { _mm512_castsi512_ps($function($(_mm512_castps_si512($operand.0)),*)) })
     };
+}
+
+/// The lower half of each word of `even` and the upper half of each of `odd`.
+///
+/// # Safety
+/// The processor has the instruction.
+#[inline(always)]
+unsafe fn from_odd(even: __m512i, odd: __m512i) -> __m512i {
+    // SAFETY: passed on from the caller.
+    unsafe { _mm512_mask_mov_epi16(even, 0xaaaa_aaaa, odd) }
 }
 
 impl Number for F32x16 {
@@ -62,7 +72,7 @@ impl Number for F32x16 {
     #[inline(always)]
     fn scaled(self, factor: f32) -> F32x16 {
         // SAFETY: the type promises the instruction.
-        self.multiply(F32x16(unsafe { _mm512_set1_ps(factor) }))
+        self.multiply(F32x16(unsafe { _mm512_set1_ps(plain_nan(factor)) }))
     }
 }
 
@@ -112,6 +122,21 @@ impl Vector for F32x16 {
     fn shift_right(self, places: i32) -> F32x16 {
         // SAFETY: the type promises the instructions.
         F32x16(unsafe { _mm512_castsi512_ps(_mm512_srl_epi32(_mm512_castps_si512(self.0), _mm_cvtsi32_si128(places))) })
+    }
+
+    #[inline(always)]
+    fn add_halves_saturating(self, other: F32x16) -> F32x16 {
+        on_bits!(_mm512_adds_epu16(self, other))
+    }
+
+    #[inline(always)]
+    fn upper_halves(even: F32x16, odd: F32x16) -> F32x16 {
+        on_bits!(from_odd(even.shift_right(16), odd))
+    }
+
+    #[inline(always)]
+    fn lower_halves(even: F32x16, odd: F32x16) -> F32x16 {
+        on_bits!(from_odd(even, odd.shift_left(16)))
     }
 
     #[inline(always)]

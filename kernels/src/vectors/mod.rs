@@ -23,6 +23,9 @@ use crate::element::{
 };
 
 /// Several f32s, which are calculated with together. Functions that say "bits" see each as the u32 of its bits.
+///
+/// The lower half of the bits of a NaN is zero where it comes from arithmetic on such numbers (factors included, which are made
+/// so): an instruction passes on an operand's NaN or makes one of its own, 0xffc00000.
 pub(crate) trait Vector: Number<Factor = f32> + 'static {
     /// As many elements of 16 bits.
     type Halves: Copy;
@@ -47,6 +50,12 @@ pub(crate) trait Vector: Number<Factor = f32> + 'static {
     fn shift_left(self, places: i32) -> Self;
     /// The bits, so many places down.
     fn shift_right(self, places: i32) -> Self;
+    /// The sums of the halves of the bits; 0xffff where one is more.
+    fn add_halves_saturating(self, other: Self) -> Self;
+    /// The upper halves of the bits, those of `odd` above those of `even`.
+    fn upper_halves(even: Self, odd: Self) -> Self;
+    /// The lower halves of the bits, those of `odd` above those of `even`.
+    fn lower_halves(even: Self, odd: Self) -> Self;
     /// Which are NaNs.
     fn is_nan(self) -> Self::Mask;
     /// Which have lesser bits, all of them being below 2^31.
@@ -158,6 +167,12 @@ impl<E: InVectors<V>, V: Vector, const UNITS: usize> Element for InPacks<E, V, U
 /// The bits of infinity.
 const INFINITY: u32 = 0x7f80_0000;
 
+/// The factor, with the one NaN that vectors may be multiplied by.
+#[inline(always)]
+fn plain_nan(factor: f32) -> f32 {
+    if factor.is_nan() { f32::NAN } else { factor }
+}
+
 /// The numbers without their signs.
 #[inline(always)]
 fn magnitude<V: Vector>(numbers: V) -> V {
@@ -207,31 +222,33 @@ impl<V: Vector> InVectors<V> for Bf16 {
 
     #[inline(always)]
     fn narrow_unit(numbers: [V; 2]) -> V {
-        // As in `narrow_bf16`.
-        let rounded = |numbers: V| {
-            let odd = numbers.shift_right(16).and(V::splat(1));
-            let rounded = numbers.add_bits(odd.add_bits(V::splat(0x7fff)));
-            V::select(numbers.is_nan(), numbers.or(V::splat(0x40_0000)), rounded)
-        };
-        let [even, odd] = [rounded(numbers[0]), rounded(numbers[1])];
-        even.shift_right(16).or(odd.and(V::splat(0xffff_0000)))
+        // Half a unit is added, which rounds to the nearest; where that leaves nothing in the lower half it was a tie, and
+        // the odd of its two neighbours becomes the even one. In a NaN it does not reach the upper half, since the lower one
+        // is zero (see `Vector`).
+        let half = V::splat(0x8000);
+        let (even, odd) = (numbers[0].add_bits(half), numbers[1].add_bits(half));
+        // All ones, but for the last bit where a half is zero.
+        let evens = V::lower_halves(even, odd).add_halves_saturating(V::splat(0xfffe_fffe));
+        V::upper_halves(even, odd).and(evens)
     }
 }
 
-/// An e4m3 with its exponent and mantissa moved to where an f16 has them is 2^8 times smaller; the largest of them would be the
-/// NaN.
+/// An e4m3 with its exponent and mantissa moved to where an f16 has them is 2^8 times smaller. What would be the largest of them
+/// is the NaN.
+#[inline(always)]
+fn widen_f8e4m3<V: Vector>(quarters: V::Quarters) -> V {
+    let numbers = V::from_f16(V::spread(quarters, 7, 0xbfff)).scaled(256.0);
+    let is_number = magnitude(numbers).is_below(V::splat(480.0_f32.to_bits()));
+    V::select(is_number, numbers, numbers.or(V::splat(0x7fc0_0000)))
+}
+
 impl<V: Vector> InVectors<V> for F8E4m3 {
     type Unit = [V::Quarters; 2];
     const LARGEST: f32 = LARGEST_F8E4M3;
 
     #[inline(always)]
     fn widen_unit(unit: Self::Unit) -> [V; 2] {
-        let widen = |quarters| {
-            let numbers = V::from_f16(V::spread(quarters, 7, 0xbfff)).scaled(256.0);
-            let is_number = magnitude(numbers).is_below(V::splat(480.0_f32.to_bits()));
-            V::select(is_number, numbers, numbers.or(V::splat(0x7fc0_0000)))
-        };
-        [widen(unit[0]), widen(unit[1])]
+        [widen_f8e4m3(unit[0]), widen_f8e4m3(unit[1])]
     }
 
     #[inline(always)]
