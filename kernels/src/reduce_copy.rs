@@ -16,8 +16,8 @@ use crate::layout::{LINE_BYTES, SPECIALISED_OPERANDS};
 use crate::reduction::{Reduction, ReductionOf};
 use crate::target::{
     COPIES_APART, GOES_BACKWARDS, PACK_ALIGNMENT, PACK_BYTES, PACKS_MUST_ALIGN, PADDED_TAIL_BYTES_MIN, PREFETCH_BYTES,
-    SPECIALISES_DESTINATIONS, STREAMS, UNROLL, WARP_THREADS, end_streaming, load_pack, prefetch, prefetch_for_writing,
-    store_pack, stream_pack, thread_count, thread_index,
+    SPECIALISES_DESTINATIONS, STREAM_ALIGNMENT, STREAMS, UNROLL, WARP_THREADS, end_streaming, load_pack, prefetch,
+    prefetch_for_writing, store_pack, stream_pack, thread_count, thread_index,
 };
 
 /// The operands of one copy-and-reduce.
@@ -389,7 +389,7 @@ impl Range {
         }
         let head = (PACK_ALIGNMENT - misalignment) & (PACK_ALIGNMENT - 1);
         let range = packs_from(if head < bytes { head } else { bytes });
-        if !STREAMS || !streams || differing != 0 {
+        if !STREAMS || !streams || differing & (STREAM_ALIGNMENT - 1) != 0 {
             return range;
         }
         // A line that is read anyway is in the cache already.

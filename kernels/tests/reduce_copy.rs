@@ -18,7 +18,8 @@ struct Case {
     sources: Vec<(*const u8, Option<f32>)>,
     destinations: Vec<*mut u8>,
     finish: Option<f32>,
-    backwards: bool,
+    /// How: bits of [`step_flag`].
+    way: u32,
 }
 
 /// Runs the row of the table for `E` and `R`.
@@ -41,8 +42,7 @@ unsafe fn reduce_copy<E: Bits, R: Plain>(isa: Isa, case: &Case, bytes: usize) {
         source_count: case.sources.len() as u32,
         destination_count: case.destinations.len() as u32,
         scale: case.sources.iter().find_map(|(_, scale)| *scale).unwrap_or(1.0).to_bits().into(),
-        flags: if case.finish.is_some() { step_flag::FINISH } else { 0 }
-            | if case.backwards { step_flag::BACKWARDS } else { 0 },
+        flags: if case.finish.is_some() { step_flag::FINISH } else { 0 } | case.way,
         finish: case.finish.map_or(0, |finish| finish.to_bits().into()),
     };
     // SAFETY: passed on from the caller.
@@ -245,7 +245,8 @@ fn check<E: Bits, R: Plain>(
     let before: Vec<Vec<u8>> = sources.iter().map(|source| source.bytes.clone()).collect();
     let what = format!("{source_count} to {destination_count}, {count} elements, {misalignment} off, scales {scales}");
     let mut first = None;
-    for (isa, backwards) in isas!().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
+    let ways = [0, step_flag::BACKWARDS, step_flag::STREAMS, step_flag::BACKWARDS | step_flag::STREAMS];
+    for (isa, way) in isas!().into_iter().flat_map(|isa| ways.map(|way| (isa, way))) {
         let mut destinations: Vec<Memory> =
             (0..destination_count).map(|nth| Memory::new(bytes, (misalignment * 5 + nth) % 16 * E::BYTES)).collect();
         let case = Case {
@@ -259,7 +260,7 @@ fn check<E: Bits, R: Plain>(
                 .collect(),
             destinations: destinations.iter_mut().map(|destination| destination.data().as_mut_ptr()).collect(),
             finish: scales.then_some(8.0 / 7.0),
-            backwards,
+            way,
         };
         // SAFETY: the buffers are as long as is said, aligned to the element, and apart; the machine has the instructions.
         unsafe { reduce_copy::<E, R>(isa, &case, bytes) };
@@ -372,7 +373,7 @@ fn in_place<E: Bits, R: Plain>(source_count: usize, destination_count: usize) {
                     .chain(others.iter_mut().map(|other| other.data().as_mut_ptr()))
                     .collect(),
                 finish: None,
-                backwards: target == 1,
+                way: if target == 1 { step_flag::BACKWARDS | step_flag::STREAMS } else { 0 },
             };
             // SAFETY: as in `check`; one destination is one of the sources.
             unsafe { reduce_copy::<E, R>(isa, &case, count * E::BYTES) };
@@ -419,7 +420,7 @@ fn copies<E: Bits, R: Plain>() {
                 sources: vec![(data.as_mut_ptr().cast_const(), None)],
                 destinations: destinations.iter_mut().map(|destination| destination.as_mut_ptr()).collect(),
                 finish: None,
-                backwards: false,
+                way: 0,
             };
             // SAFETY: as in `check`.
             unsafe { reduce_copy::<E, R>(isa, &case, data.len()) };
@@ -451,7 +452,7 @@ fn minima_and_maxima_order_the_zeros() {
                 sources: vec![(left.as_ptr().cast(), None), (right.as_ptr().cast(), None)],
                 destinations: vec![out.as_mut_ptr().cast()],
                 finish: None,
-                backwards: false,
+                way: 0,
             };
             // SAFETY: as in `check` above.
             unsafe { reduce_copy::<F32, R>(isa, &case, 16) };

@@ -136,12 +136,13 @@ fn expected(dtype: &DType, reduction: &Reduction, bits: &[u64], finishes: bool) 
     }
 }
 
-/// Runs one row over `count` elements that begin `shift` elements after an aligned address.
-fn check(place: (usize, usize), isa: Isa, shape: (usize, usize), count: usize, shift: usize) {
+/// Runs one row over `count` elements that begin `shift` elements after an aligned address, with these flags as well.
+fn check(place: (usize, usize), isa: Isa, shape: (usize, usize), count: usize, shift: usize, way: u32) {
     let (dtype, reduction) = (&DTYPES[place.0], &REDUCTIONS[place.1]);
     let (source_count, destination_count) = shape;
     let size = dtype.bytes as usize;
-    let what = format!("{} of {} by {isa:?}, {shape:?}, {count} elements, {shift} off", reduction.name, dtype.name);
+    let what =
+        format!("{} of {} by {isa:?}, {shape:?}, {count} elements, {shift} off, way {way}", reduction.name, dtype.name);
     // Bits of every kind; few enough are NaNs.
     let bits_of = |source: usize, index: usize| {
         let random = mix(mix((source as u64) << 32 | index as u64));
@@ -192,7 +193,7 @@ fn check(place: (usize, usize), isa: Isa, shape: (usize, usize), count: usize, s
         operands: operands.as_ptr(),
         source_count: source_count as u32,
         destination_count: destination_count as u32,
-        flags: if finishes { step_flag::FINISH } else { 0 } | if shift == 1 { step_flag::BACKWARDS } else { 0 },
+        flags: if finishes { step_flag::FINISH } else { 0 } | if shift == 1 { step_flag::BACKWARDS } else { 0 } | way,
         scale,
         finish,
     };
@@ -234,8 +235,9 @@ fn every_row_is_right_for_every_instruction_set_and_shape() {
                 for (nth, shape) in
                     [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 2), (5, 1), (7, 5)].into_iter().enumerate()
                 {
+                    check(place, isa, shape, 10 * pack + 70, nth % 3, step_flag::STREAMS);
                     for count in [1, 7, 2 * pack + 9 + nth, 10 * pack + 70] {
-                        check(place, isa, shape, count, nth % 3);
+                        check(place, isa, shape, count, nth % 3, 0);
                     }
                 }
             }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tutti_kernels::interpreter::State;
 use tutti_kernels::layout::{self, Completed, NO_PROGRAM, ReceiveEnd, SendEnd, operand_flag, operand_kind, step_flag};
 
-use crate::plan::{After, Buffer, ConnectionId, Operand, Program, Rank};
+use crate::plan::{After, Buffer, ConnectionId, Operand, Program, Rank, Step};
 use crate::plan_cache::SharedPlan;
 use crate::transport::{ConnectionKey, NoMemory, Transport};
 
@@ -141,7 +141,8 @@ impl BoundPlan {
                         flags: if step.finish { step_flag::FINISH } else { 0 }
                             | if step.touches_windows() { step_flag::TOUCHES_WINDOWS } else { 0 }
                             | if step.touches_windows() && rank.is_multiple_of(2) { step_flag::BACKWARDS } else { 0 }
-                            | if awaited { step_flag::AWAITED } else { 0 },
+                            | if awaited { step_flag::AWAITED } else { 0 }
+                            | if streams(step, plan.ranks.len()) { step_flag::STREAMS } else { 0 },
                         after_program,
                         reserved: 0,
                     });
@@ -264,6 +265,19 @@ fn after_numbers(programs: &[Program], after: Option<After>) -> (u32, u64, u64) 
         completed += looped.iterations * u64::from(steps);
     }
     unreachable!("the verifier proves that every step that is waited on exists")
+}
+
+/// Bytes of all ranks' results from which on a step's stores go past the caches.
+fn streaming_bytes_min() -> u64 { std::env::var("STREAM_MIN").map_or(16 << 20, |v| v.parse().unwrap()) }
+
+/// Whether what a step writes had better go past the caches: all ranks do such a step at the same time, the caches are common to
+/// them, and nobody looks at the results before the call is over. A slot is read at once, and scratch memory soon.
+fn streams(step: &Step, rank_count: usize) -> bool {
+    let is_result = |operand: &Operand| match operand {
+        Operand::Local { buffer, .. } | Operand::Window { buffer, .. } => *buffer == Buffer::Output,
+        Operand::Slot(_) => false,
+    };
+    step.bytes.saturating_mul(rank_count as u64) >= streaming_bytes_min() && step.destinations.iter().all(is_result)
 }
 
 /// Whether a step of another program waits on this one.

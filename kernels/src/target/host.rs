@@ -33,6 +33,9 @@ pub const GOES_BACKWARDS: bool = true;
 /// Whether there are stores that go past the caches ([`stream_pack`]).
 pub const STREAMS: bool = cfg!(target_arch = "x86_64");
 
+/// What the address of such a store is a multiple of.
+pub const STREAM_ALIGNMENT: usize = 16;
+
 /// How far ahead sources are asked for where their elements are converted: a processor looks some hundred instructions ahead by
 /// itself, and where there are conversions between one load and the next that is not far enough to keep memory busy.
 pub const PREFETCH_BYTES: usize = 512;
@@ -187,7 +190,7 @@ pub unsafe fn store_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P
 /// Such stores come after no other one until [`end_streaming`].
 ///
 /// # Safety
-/// That address is valid for writing a `P`, and aligned to [`PACK_ALIGNMENT`]; a `P` is a multiple of 16 bytes.
+/// That address is valid for writing a `P`, and aligned to [`STREAM_ALIGNMENT`]; a `P` is a multiple of that many bytes.
 #[inline(always)]
 pub unsafe fn stream_pack<P: Copy, const OFFSET: usize>(address: *mut u8, pack: P) {
     #[cfg(target_arch = "x86_64")]

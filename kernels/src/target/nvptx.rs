@@ -44,6 +44,9 @@ pub const GOES_BACKWARDS: bool = false;
 /// Whether there are stores that go past the caches: here caches are told in other ways.
 pub const STREAMS: bool = false;
 
+/// What the address of such a store would be a multiple of.
+pub const STREAM_ALIGNMENT: usize = PACK_ALIGNMENT;
+
 /// Sources are never asked for ahead: a GPU hides that wait behind other threads.
 pub const PREFETCH_BYTES: usize = 0;
 
