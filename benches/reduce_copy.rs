@@ -41,6 +41,9 @@ const KERNELS: [(DType, Reduction); 15] = [
     (DType::F8E4M3, Reduction::Max),
 ];
 
+/// From where on the steps of plans stream their results.
+const STREAMING_BYTES_MIN: usize = 16 << 20;
+
 /// Rounds of the comparison; medians are taken over them.
 const ROUNDS: usize = 21;
 
@@ -85,7 +88,7 @@ fn reduce(row: Row, [left, right, destination]: [*mut u8; 3], bytes: usize) {
         operands: operands.as_ptr(),
         source_count: 2,
         destination_count: 1,
-        flags: step_flag::FINISH,
+        flags: step_flag::FINISH | if bytes >= STREAMING_BYTES_MIN { step_flag::STREAMS } else { 0 },
         scale: 0.5_f32.to_bits().into(),
         finish: 1.0_f32.to_bits().into(),
     };

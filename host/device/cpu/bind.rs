@@ -267,8 +267,10 @@ fn after_numbers(programs: &[Program], after: Option<After>) -> (u32, u64, u64) 
     unreachable!("the verifier proves that every step that is waited on exists")
 }
 
-/// Bytes of all ranks' results from which on a step's stores go past the caches.
-fn streaming_bytes_min() -> u64 { std::env::var("STREAM_MIN").map_or(16 << 20, |v| v.parse().unwrap()) }
+/// Bytes that all ranks together write to one buffer from which on they go past the caches. Where that begins to pay depends on
+/// how large the caches are; here, all-reduces out of place are quicker from 8 MiB on, and by then the last cache of most machines
+/// is no longer where somebody finds the results.
+const STREAMING_BYTES_MIN: u64 = 16 << 20;
 
 /// Whether what a step writes had better go past the caches: all ranks do such a step at the same time, the caches are common to
 /// them, and nobody looks at the results before the call is over. A slot is read at once, and scratch memory soon.
@@ -277,7 +279,7 @@ fn streams(step: &Step, rank_count: usize) -> bool {
         Operand::Local { buffer, .. } | Operand::Window { buffer, .. } => *buffer == Buffer::Output,
         Operand::Slot(_) => false,
     };
-    step.bytes.saturating_mul(rank_count as u64) >= streaming_bytes_min() && step.destinations.iter().all(is_result)
+    step.bytes.saturating_mul(rank_count as u64) >= STREAMING_BYTES_MIN && step.destinations.iter().all(is_result)
 }
 
 /// Whether a step of another program waits on this one.
@@ -287,4 +289,26 @@ fn is_awaited(programs: &[Program], program: u32, step: u32) -> bool {
         .flat_map(|other| &other.loops)
         .flat_map(|looped| &looped.steps)
         .any(|other| other.after.is_some_and(|after| after.program.0 == program && after.step.0 == step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Rank, Source};
+
+    #[test]
+    fn large_results_are_streamed_and_slots_and_small_ones_are_not() {
+        let output = Operand::Local { buffer: Buffer::Output, offset: 0 };
+        let window = Operand::Window { rank: Rank(1), buffer: Buffer::Output, offset: 0 };
+        let scratch = Operand::Local { buffer: Buffer::Scratch, offset: 0 };
+        let slot = Operand::Slot(ConnectionId(0));
+        let step = |bytes, destinations: &[Operand]| {
+            let source = Source { operand: Operand::Local { buffer: Buffer::Input, offset: 0 }, scale: false };
+            Step::new(bytes, vec![source; 2], destinations.to_vec())
+        };
+        assert!(streams(&step(8 << 20, &[output, window]), 2));
+        assert!(!streams(&step((8 << 20) - 4, &[output, window]), 2));
+        assert!(!streams(&step(64 << 20, &[output, slot]), 2));
+        assert!(!streams(&step(64 << 20, &[scratch]), 2));
+    }
 }
