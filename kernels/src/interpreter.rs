@@ -18,8 +18,8 @@ use crate::layout::{
 };
 use crate::reduce_copy::Operands;
 use crate::target::{
-    all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, store_release, thread_count,
-    thread_index, timestamp,
+    all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, note_read, note_write, store_release,
+    thread_count, thread_index, timestamp,
 };
 
 /// The copy-and-reduce that steps run: that of one element type and one reduction. The interpreter knows neither.
@@ -240,6 +240,7 @@ unsafe fn poll<K: Kernel>(
                     } else {
                         call.multicast
                     };
+                    note_read(window);
                     (*(&raw const (*window).buffers).cast::<*mut u8>().add(operand.buffer as usize))
                         .wrapping_add((operand.offset + start) as usize)
                 }
@@ -296,9 +297,10 @@ unsafe fn poll_receive<K: Kernel>(end: &mut ReceiveEnd, call: &Call) -> (Found, 
         }
         let header = slot.cast::<SlotHeader>();
         // Acquires what the producer wrote into the slot before it published it.
-        if load_acquire(&raw const (*header).full) != end.received + 1 {
+        if load_acquire(&raw const (*header).full) != end.received.wrapping_add(1) {
             return (Found::Waiting, ptr::null_mut());
         }
+        note_read(&raw const (*header).fingerprint);
         if (*header).fingerprint != call.fingerprint {
             return (Found::Mismatch, ptr::null_mut());
         }
@@ -312,11 +314,11 @@ unsafe fn poll_receive<K: Kernel>(end: &mut ReceiveEnd, call: &Call) -> (Found, 
 /// As [`poll_receive`].
 #[inline(always)]
 unsafe fn poll_send<K: Kernel>(end: &mut SendEnd, call: &Call) -> *mut u8 {
-    if end.sent - end.credit >= u64::from(end.slot_count) {
+    if end.sent.wrapping_sub(end.credit) >= u64::from(end.slot_count) {
         // Acquires the consumer's last look at the slot that it released.
         // SAFETY: the counter is valid.
         end.credit = unsafe { load_acquire(&raw const (*end.empty).value) };
-        if end.sent - end.credit >= u64::from(end.slot_count) {
+        if end.sent.wrapping_sub(end.credit) >= u64::from(end.slot_count) {
             return ptr::null_mut();
         }
     }
@@ -360,15 +362,16 @@ unsafe fn publish<K: Kernel>(call: &Call, step: &Step, operands: *const Operand)
             if operand.kind == operand_kind::SLOT {
                 if index < step.source_count {
                     let end = &mut *call.receives.add(operand.index as usize);
-                    end.received += 1;
+                    end.received = end.received.wrapping_add(1);
                     // Orders the team's loads from the slot before the producer's next stores to it.
                     store_release(&raw mut (*end.empty).value, end.received);
                 } else {
                     let end = &mut *call.sends.add(operand.index as usize);
                     let header = slot(end.slots, end.slot_stride_bytes, end.slot_count, end.sent).cast::<SlotHeader>();
-                    end.sent += 1;
+                    end.sent = end.sent.wrapping_add(1);
                     // What was its own signal has been published as it was stored.
                     if !K::FLAGGED {
+                        note_write(&raw mut (*header).fingerprint);
                         (*header).fingerprint = call.fingerprint;
                         // Orders the fingerprint and the team's stores to the slot before the consumer's loads from it.
                         store_release(&raw mut (*header).full, end.sent);

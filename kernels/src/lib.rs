@@ -8,7 +8,7 @@
 //! why it cannot. The interpreter never knows which transport it is on: a connection is memory, nothing more. This crate
 //! depends on nothing.
 
-#![no_std]
+#![cfg_attr(not(loom), no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
     feature(abi_ptx, asm_experimental_arch, f16, link_llvm_intrinsics, stdarch_nvptx),
@@ -26,6 +26,8 @@ mod flagged;
 mod float8;
 pub mod interpreter;
 pub mod layout;
+#[cfg(loom)]
+pub mod model;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 mod multicast;
 pub mod reduce_copy;

@@ -84,8 +84,13 @@ impl Row {
     {
         let function: unsafe fn(&StepOperands, usize) = match isa {
             Isa::Baseline => baseline::<E, R, LOOPS>,
+            #[cfg(not(loom))]
             Isa::Avx2 => avx2::<E::Avx2, R, LOOPS>,
+            #[cfg(not(loom))]
             Isa::Avx512 => avx512::<E::Avx512, R, LOOPS>,
+            // Models need not be quick, but had better be compiled soon.
+            #[cfg(loom)]
+            _ => baseline::<E, R, LOOPS>,
         };
         Row { function, scales: <R as Reduction<E::Number>>::SCALES, finishes: <R as Reduction<E::Number>>::FINISHES }
     }
@@ -154,7 +159,7 @@ unsafe fn baseline<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: 
 
 /// # Safety
 /// As [`baseline`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(loom)))]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn avx2<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.
@@ -163,7 +168,7 @@ unsafe fn avx2<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &Ste
 
 /// # Safety
 /// As [`baseline`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(loom)))]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn avx512<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.

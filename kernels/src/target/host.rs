@@ -1,7 +1,11 @@
 //! A CPU thread: a team of one.
 
 use core::ptr;
+#[cfg(not(loom))]
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+#[cfg(loom)]
+use crate::model::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 pub use crate::float8::{narrow_f8e4m3, narrow_f8e5m2, widen_f8e4m3, widen_f8e5m2};
 
@@ -137,6 +141,24 @@ pub unsafe fn end_touch(touching: *mut u32) {
         // SAFETY: as in `begin_touch`.
         unsafe { AtomicU32::from_ptr(touching) }.store(0, Ordering::Release);
     }
+}
+
+/// Says that plain memory, which another thread may write at other times, is about to be read: model checking asks for it.
+#[inline(always)]
+pub fn note_read<T>(address: *const T) {
+    #[cfg(loom)]
+    crate::model::note_read(address.cast(), size_of::<T>());
+    #[cfg(not(loom))]
+    let _ = address;
+}
+
+/// Says that plain memory, which another thread may read or write at other times, is about to be written: likewise.
+#[inline(always)]
+pub fn note_write<T>(address: *mut T) {
+    #[cfg(loom)]
+    crate::model::note_write(address.cast(), size_of::<T>());
+    #[cfg(not(loom))]
+    let _ = address;
 }
 
 /// The same reference: a GPU forgets what it knew of the value, to have the registers.
