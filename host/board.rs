@@ -13,18 +13,19 @@
 use std::cell::UnsafeCell;
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use tutti_kernels::layout::{Fingerprint, Window, buffer};
+use tutti_kernels::target::note_write;
 
 use crate::error::{Error, LateRank, RankCall, Result};
 use crate::fingerprint::{describe, describe_both};
 use crate::presence::{Fate, ThreadToken};
-use crate::sync::lock;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{lock, yield_now};
 
 /// How many of a rank's last calls the board remembers. A rank is at most two calls ahead of its peers; what is beyond that lets
 /// an error name the first call in which they differed.
-const HISTORY: usize = 16;
+pub(crate) const HISTORY: usize = 16;
 
 /// [`Lines::waiting_on`] of a rank that is not waiting.
 const NOBODY: u32 = u32::MAX;
@@ -228,7 +229,7 @@ impl Board {
     }
 
     /// What `rank` did as its call `sequence`, if it has come to it and the board still remembers.
-    fn fingerprint(&self, rank: usize, sequence: u64) -> Option<Fingerprint> {
+    pub(crate) fn fingerprint(&self, rank: usize, sequence: u64) -> Option<Fingerprint> {
         let lines = &self.ranks[rank];
         if lines.sequence.load(Ordering::Acquire) < sequence {
             return None;
@@ -347,7 +348,7 @@ impl Board {
         fence(Ordering::SeqCst);
         for (peer, lines) in self.ranks.iter().enumerate() {
             while peer != rank && lines.touching.0.load(Ordering::Acquire) != 0 {
-                std::thread::yield_now();
+                yield_now();
             }
         }
     }
@@ -363,6 +364,7 @@ impl Board {
         unsafe {
             // A call with the same buffers as the last leaves the line where it is, in the peers' caches.
             if (*window).buffers != buffers {
+                note_write(window);
                 *window = Window { buffers };
             }
         }

@@ -36,6 +36,8 @@ mod dtype;
 mod error;
 mod fingerprint;
 mod group;
+#[cfg(all(test, loom))]
+mod model;
 mod options;
 mod pending;
 mod plan_cache;

@@ -55,12 +55,28 @@ impl InProcess {
                     .ok_or(NoMemory { needed_bytes })?;
                 // SAFETY: the layout has a size, since a connection has counters.
                 let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(NoMemory { needed_bytes })?;
+                #[cfg(loom)]
+                self.share(start.as_ptr());
                 entry.insert(Memory { start, layout })
             }
         };
         let start = memory.start.as_ptr();
         // SAFETY: the layout has room for the counter in front of the slots.
         unsafe { Ok((start.cast(), start.add(COUNTER_BYTES))) }
+    }
+}
+
+#[cfg(loom)]
+impl InProcess {
+    /// Tells the model checker of a connection's memory.
+    fn share(&self, start: *mut u8) {
+        let Geometry { slot_bytes, slots } = self.geometry;
+        let (stride_bytes, slots, slot_bytes) = (self.slot_stride_bytes(), slots as usize, slot_bytes as usize);
+        // SAFETY: the memory has just been allocated for these, and nothing has been carried.
+        unsafe {
+            let first_slot = start.add(COUNTER_BYTES);
+            tutti_kernels::model::share_connection(start.cast(), first_slot, stride_bytes, slots, slot_bytes);
+        }
     }
 }
 

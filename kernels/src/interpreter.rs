@@ -18,8 +18,8 @@ use crate::layout::{
 };
 use crate::reduce_copy::Operands;
 use crate::target::{
-    all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, note_read, note_write, store_release,
-    thread_count, thread_index, timestamp,
+    all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, note_read, note_write,
+    store_release, thread_count, thread_index, timestamp,
 };
 
 /// The copy-and-reduce that steps run: that of one element type and one reduction. The interpreter knows neither.

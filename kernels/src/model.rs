@@ -14,15 +14,17 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::string::String;
 use std::sync::Arc;
 use std::vec::Vec;
 
 use loom::cell::UnsafeCell;
 
-use crate::interpreter::{Kernel, StepOperands};
+use crate::interpreter::StepOperands;
+use crate::layout::{Counter, Fingerprint, SLOT_HEADER_BYTES, SlotHeader};
 use crate::reduce_copy::Operands;
 
-pub use loom::thread::{spawn, yield_now};
+pub use loom::thread::{JoinHandle, yield_now};
 
 /// An ordering that a check gives up, to see that the model misses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub enum Weakened {
     Release,
     /// Loads acquire nothing.
     Acquire,
-    /// Sequentially consistent fences are not there.
+    /// Fences are not there.
     Fence,
 }
 
@@ -64,20 +66,36 @@ pub fn check(
     let runs = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
-    let counted = runs.clone();
+    let (counted, model) = (runs.clone(), Arc::new(model));
     builder.check(move || {
         counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         WORDS_32.take();
         WORDS_64.take();
         PLAIN.take();
-        model();
+        // On a thread of its own: loom gives the first one a small stack.
+        let model = model.clone();
+        spawn(move || model()).join().expect("loom ends a run at its first panic");
     });
     runs.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Whether some run of the model fails, as [`check`] runs it.
-pub fn fails(preemptions: Option<usize>, weakened: Option<Weakened>, model: impl Fn() + Send + Sync + 'static) -> bool {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(preemptions, weakened, model))).is_err()
+/// A thread of a model.
+pub fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    // In words: enough for a planner.
+    const STACK: usize = 1 << 16;
+    loom::thread::Builder::new().stack_size(STACK).spawn(body).expect("loom always has a thread")
+}
+
+/// What the first run of the model that fails says, as [`check`] runs it; none if all of them end well.
+pub fn failure(
+    preemptions: Option<usize>,
+    weakened: Option<Weakened>,
+    model: impl Fn() + Send + Sync + 'static,
+) -> Option<String> {
+    let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(preemptions, weakened, model)));
+    let payload = checked.err()?;
+    let said = payload.downcast_ref::<String>().cloned();
+    Some(said.or_else(|| Some((*payload.downcast_ref::<&str>()?).into())).unwrap_or_default())
 }
 
 /// Makes the word at `address` one that the model's threads share; it begins as what is there.
@@ -96,6 +114,29 @@ pub fn share_plain(address: *const u8, bytes: usize) {
     PLAIN.with_borrow_mut(|plain| plain.push((range, Arc::new(UnsafeCell::new(())))));
 }
 
+/// Makes a connection's memory what the model's threads share: the counter, and of each slot its header and `slot_bytes` bytes.
+///
+/// # Safety
+/// The memory is valid until the end of the run, and holds what the connection has carried so far.
+pub unsafe fn share_connection(
+    empty: *const Counter,
+    slots: *const u8,
+    slot_stride_bytes: usize,
+    slot_count: usize,
+    slot_bytes: usize,
+) {
+    // SAFETY: passed on from the caller; slots lie one after the other.
+    unsafe {
+        share_word(&raw const (*empty).value);
+        for slot in 0..slot_count {
+            let header = slots.add(slot * slot_stride_bytes).cast::<SlotHeader>();
+            share_word(&raw const (*header).full);
+            share_plain(header.cast(), size_of::<Fingerprint>());
+            share_plain(header.cast::<u8>().add(SLOT_HEADER_BYTES), slot_bytes);
+        }
+    }
+}
+
 /// Says that plain memory is read.
 pub fn note_read(address: *const u8, bytes: usize) {
     for_each_plain(address, bytes, |cell| cell.with(|_| ()));
@@ -108,27 +149,21 @@ pub fn note_write(address: *const u8, bytes: usize) {
 
 fn for_each_plain(address: *const u8, bytes: usize, access: impl Fn(&UnsafeCell<()>)) {
     let (start, end) = (address.addr(), address.addr() + bytes);
-    let touched: Vec<_> =
-        PLAIN.with_borrow(|plain| plain.iter().filter(|(range, _)| range.start < end && start < range.end).cloned().collect());
+    let touched: Vec<_> = PLAIN.with_borrow(|plain| {
+        plain.iter().filter(|(range, _)| range.start < end && start < range.end).cloned().collect()
+    });
     let covered: usize = touched.iter().map(|(range, _)| range.end.min(end) - range.start.max(start)).sum();
     assert_eq!(covered, bytes, "an access to memory that the model does not know");
     touched.iter().for_each(|(_, cell)| access(cell));
 }
 
-/// A kernel, and what it reads and writes.
-#[derive(Clone, Copy, Debug)]
-pub struct Noted<K>(pub K);
-
-impl<K: Kernel> Kernel for Noted<K> {
-    unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize) {
-        for index in 0..operands.source_count() {
-            note_read(operands.source(index), bytes);
-        }
-        for index in 0..operands.destination_count() {
-            note_write(operands.destination(index), bytes);
-        }
-        // SAFETY: passed on from the caller.
-        unsafe { self.0.reduce_copy(operands, bytes) }
+/// Says that a kernel reads `bytes` bytes of its sources and writes as many to its destinations.
+pub(crate) fn note_operands(operands: &StepOperands, bytes: usize) {
+    for index in 0..operands.source_count() {
+        note_read(operands.source(index), bytes);
+    }
+    for index in 0..operands.destination_count() {
+        note_write(operands.destination(index), bytes);
     }
 }
 
@@ -150,7 +185,7 @@ pub mod atomic {
 
     /// A fence.
     pub fn fence(order: Ordering) {
-        if order != Ordering::SeqCst || WEAKENED.get() != Some(Weakened::Fence) {
+        if WEAKENED.get() != Some(Weakened::Fence) {
             loom::sync::atomic::fence(order);
         }
     }

@@ -99,6 +99,8 @@ impl Row {
 impl Kernel for Row {
     #[inline(always)]
     unsafe fn reduce_copy(self, operands: &StepOperands, bytes: usize) {
+        #[cfg(loom)]
+        crate::model::note_operands(operands, bytes);
         // A copied NaN keeps its bits, so no arithmetic may touch what travels unchanged.
         let changed = (self.scales && operands.scale(0).is_some()) || (self.finishes && operands.finish().is_some());
         // SAFETY: passed on from the caller.
