@@ -97,6 +97,7 @@ struct ProgramState {
 
 /// Executes a plan that the verifier calls right, and answers the outputs; or says where it got stuck.
 fn execute(plan: &Plan, in_place: bool, more_slots: u32, seed: u64) -> Result<Vec<Vec<u64>>, String> {
+    let plan = &*plan.without_multicast();
     let mut random = Random(seed);
     let mut memories: Vec<_> = (0..plan.ranks.len()).map(|rank| RankMemory::new(plan, rank, in_place)).collect();
     let mut slots = vec![VecDeque::<Vec<u64>>::new(); plan.connections.len()];
@@ -188,6 +189,7 @@ fn fire(
             Operand::Window { rank, buffer, offset } => {
                 (0..length).map(|index| *memories[rank.index()].at(buffer, first(offset) + index)).collect()
             }
+            Operand::Multicast { .. } => unreachable!("the plan is without multicast operands"),
         };
         if numbers.len() != length {
             return Err("a slot of another length".to_owned());
@@ -207,6 +209,7 @@ fn fire(
             }
             Operand::Local { buffer, offset } => (rank, buffer, offset),
             Operand::Window { rank, buffer, offset } => (rank.index(), buffer, offset),
+            Operand::Multicast { .. } => unreachable!("the plan is without multicast operands"),
         };
         for (index, number) in result.iter().enumerate() {
             *memories[rank].at(buffer, first(offset) + index) = *number;
@@ -327,7 +330,7 @@ fn make_wrong(plan: &mut Plan, at: [usize; 4], wrong: Wrong, choice: Index) -> b
     let source = choice.index(step.sources.len());
     let destination = choice.index(step.destinations.len());
     let shift = |operand: &mut Operand| match operand {
-        Operand::Local { offset, .. } | Operand::Window { offset, .. } => {
+        Operand::Local { offset, .. } | Operand::Window { offset, .. } | Operand::Multicast { offset, .. } => {
             *offset += u64::from(ELEMENT_BYTES);
             true
         }
@@ -398,7 +401,9 @@ fn make_change(plan: &mut Plan, Change { kind, step, other, number }: Change) {
     let loops = &mut plan.ranks[rank].programs[program].loops;
     let the_loop = &mut loops[looped];
     let operand = |operand: &mut Operand| match operand {
-        Operand::Local { offset, .. } | Operand::Window { offset, .. } => *offset = number,
+        Operand::Local { offset, .. } | Operand::Window { offset, .. } | Operand::Multicast { offset, .. } => {
+            *offset = number
+        }
         Operand::Slot(id) => *id = ConnectionId(number as u32),
     };
     match kind {

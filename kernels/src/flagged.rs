@@ -25,7 +25,7 @@ use crate::element::Element;
 use crate::interpreter::StepOperands;
 use crate::layout::{Call, FINGERPRINT_WORDS, Fingerprint, slot_format};
 use crate::reduce_copy::{Operands, accumulate, finish, finish_of, is_plain_copy, scale_of};
-use crate::reduction::Reduction;
+use crate::reduction::ReductionOf;
 use crate::target::{
     PACK_BYTES, load_acquire, load_pair, sees_abort, store_pair, thread_count, thread_index, warp_any,
 };
@@ -171,7 +171,7 @@ unsafe fn header_of<F: Format>(slot: *const u8, number: u64, expected: &Fingerpr
 /// As [`crate::interpreter::Kernel::reduce_copy`]; the addresses of slots are those of their data, and the headers of source
 /// slots have been found ready. `bytes` may be 0: then only the headers are written.
 #[inline(always)]
-pub(crate) unsafe fn reduce_copy<E: Element, R: Reduction<E::Number>>(
+pub(crate) unsafe fn reduce_copy<E: Element, R: ReductionOf<E>>(
     operands: &StepOperands,
     call: &Call,
     bytes: usize,
@@ -189,7 +189,7 @@ pub(crate) unsafe fn reduce_copy<E: Element, R: Reduction<E::Number>>(
 /// # Safety
 /// As [`reduce_copy`].
 #[inline(always)]
-unsafe fn in_format<E: Element, R: Reduction<E::Number>, F: Format>(
+unsafe fn in_format<E: Element, R: ReductionOf<E>, F: Format>(
     operands: &StepOperands,
     call: &Call,
     bytes: usize,
@@ -237,7 +237,7 @@ unsafe fn in_format<E: Element, R: Reduction<E::Number>, F: Format>(
 /// # Safety
 /// As [`reduce_copy`].
 #[inline(always)]
-unsafe fn place<E: Element, R: Reduction<E::Number>, F: Format>(
+unsafe fn place<E: Element, R: ReductionOf<E>, F: Format>(
     operands: &StepOperands,
     call: &Call,
     bytes: usize,

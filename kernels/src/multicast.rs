@@ -8,7 +8,7 @@
 use crate::element::{Element, Number};
 use crate::layout::{MULTICAST_ALIGNMENT_BYTES, step_flag};
 use crate::reduce_copy::{Access, Operands, Range, walk};
-use crate::reduction::Reduction;
+use crate::reduction::ReductionOf;
 use crate::target::multimem::{STORE, load_reduced, store_to_all};
 use crate::target::{PACK_BYTES, UNROLL, fence_aliases, load_pack, store_pack};
 
@@ -18,7 +18,7 @@ use crate::target::{PACK_BYTES, UNROLL, fence_aliases, load_pack, store_pack};
 /// As [`crate::interpreter::Kernel::reduce_copy`]; addresses and `bytes` are multiples of [`MULTICAST_ALIGNMENT_BYTES`], and
 /// `INSTRUCTION` is one of this element type and reduction.
 #[inline(always)]
-pub(crate) unsafe fn through_switch<E: Element, R: Reduction<E::Number>, const INSTRUCTION: u32>(
+pub(crate) unsafe fn through_switch<E: Element, R: ReductionOf<E>, const INSTRUCTION: u32>(
     operands: &impl Operands,
     flags: u32,
     bytes: usize,
@@ -47,14 +47,14 @@ struct Switched<const INSTRUCTION: u32, const REDUCES: bool, const STORES_TO_ALL
     destination: *mut u8,
 }
 
-impl<E: Element, const INSTRUCTION: u32, const REDUCES: bool, const STORES_TO_ALL: bool> Access<E>
+impl<N: Number, const INSTRUCTION: u32, const REDUCES: bool, const STORES_TO_ALL: bool> Access<N>
     for Switched<INSTRUCTION, REDUCES, STORES_TO_ALL>
 {
     const SOURCES: Option<usize> = Some(1);
 
     #[inline(always)]
-    fn each_source(&self, mut f: impl FnMut(usize, *const u8, <E::Number as Number>::Factor)) {
-        f(0, self.source, E::Number::ONE);
+    fn each_source(&self, mut f: impl FnMut(usize, *const u8, N::Factor)) {
+        f(0, self.source, N::ONE);
     }
 
     #[inline(always)]
@@ -63,8 +63,8 @@ impl<E: Element, const INSTRUCTION: u32, const REDUCES: bool, const STORES_TO_AL
     }
 
     #[inline(always)]
-    fn finish(&self) -> <E::Number as Number>::Factor {
-        E::Number::ONE
+    fn finish(&self) -> N::Factor {
+        N::ONE
     }
 
     #[inline(always)]

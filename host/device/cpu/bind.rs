@@ -276,7 +276,9 @@ const STREAMING_BYTES_MIN: u64 = 16 << 20;
 /// them, and nobody looks at the results before the call is over. A slot is read at once, and scratch memory soon.
 fn streams(step: &Step, rank_count: usize) -> bool {
     let is_result = |operand: &Operand| match operand {
-        Operand::Local { buffer, .. } | Operand::Window { buffer, .. } => *buffer == Buffer::Output,
+        Operand::Local { buffer, .. } | Operand::Window { buffer, .. } | Operand::Multicast { buffer, .. } => {
+            *buffer == Buffer::Output
+        }
         Operand::Slot(_) => false,
     };
     step.bytes.saturating_mul(rank_count as u64) >= STREAMING_BYTES_MIN && step.destinations.iter().all(is_result)
