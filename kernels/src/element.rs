@@ -160,6 +160,8 @@ pub trait Element: Copy + 'static {
     const PACK_BYTES: usize;
     /// That many bytes of elements.
     type Pack: Copy;
+    /// Whether a pack is registers for sure, so that there may be a choice of what to do with it.
+    const IN_REGISTERS: bool = false;
     /// The numbers of one pack.
     type Wide: Copy;
 

@@ -389,10 +389,11 @@ impl Range {
         }
         let head = (PACK_ALIGNMENT - misalignment) & (PACK_ALIGNMENT - 1);
         let range = packs_from(if head < bytes { head } else { bytes });
-        if !STREAMS || !streams || differing & (STREAM_ALIGNMENT - 1) != 0 {
+        if !STREAMS || !E::IN_REGISTERS || !streams || differing & (STREAM_ALIGNMENT - 1) != 0 {
             return range;
         }
-        // A line that is read anyway is in the cache already.
+        // A line that is read anyway is in the cache already. (And where there is a choice of how to store it, the compiler keeps
+        // an array in memory that might have stayed in registers.)
         let mut reads = false;
         operands.each_source(|_, source, _| operands.each_destination(|address| reads |= ptr::eq(source, address)));
         Range { streams: !reads, ..range }
@@ -569,7 +570,7 @@ unsafe fn packs<E: Element, R: ReductionOf<E>, A: Access<E::Number>, const COUNT
         operands.each_destination(#[inline(always)] |address| {
             // SAFETY: the packs lie inside the destination, which is aligned to them where they are to be streamed.
             unsafe {
-                if STREAMS && range.streams {
+                if STREAMS && E::IN_REGISTERS && range.streams {
                     stream_pack::<_, { PACK * SPACING_BYTES }>(address, result)
                 } else {
                     A::store::<_, { PACK * SPACING_BYTES }>(address, result)

@@ -108,6 +108,7 @@ impl<E: InVectors<V>, V: Vector, const UNITS: usize> Element for InPacks<E, V, U
     type Single = E;
     const PACK_BYTES: usize = size_of::<Self::Pack>();
     type Pack = [E::Unit; UNITS];
+    const IN_REGISTERS: bool = true;
     type Wide = [[V; 2]; UNITS];
 
     #[inline(always)]
