@@ -347,6 +347,7 @@ impl Machine {
                 device: HOST,
                 bytes: bytes as u8,
                 strong,
+                alias: false,
             };
             let note = if is_write { note_store } else { note_load };
             let conflict = note(&mut page, clock, (address % PAGE_BYTES) as usize, bytes, 1, access, strength);

@@ -11,7 +11,8 @@
 //! - misaligned accesses;
 //! - reads of bytes that nobody wrote;
 //! - data races: two accesses to a byte, one of them a write, that no barrier and no release and acquire order, scopes
-//!   respected (`.cta` does not order another block, `.gpu` not another device), as PTX's memory model has it;
+//!   respected (`.cta` does not order another block, `.gpu` not another device), as PTX's memory model has it; nor does anything
+//!   order an access by way of a multicast address with one at the bytes' own address, but a `fence.proxy.alias` between them;
 //! - threads that do not come to a barrier to which others of their block come, or to a `.sync` instruction of their warp;
 //! - traps. What is not supported is an error when the text is parsed: `unsupported instruction NAME at line N`.
 //!

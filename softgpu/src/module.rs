@@ -374,6 +374,8 @@ pub(crate) enum Op {
     Atomic(Box<AtomicAccess>),
     Multimem(Box<MultimemAccess>),
     Fence(Scope),
+    /// `fence.proxy.alias`.
+    AliasFence,
     Barrier(Box<Barrier>),
     Warp {
         members: Source,

@@ -17,12 +17,16 @@
 //! work as there: a fence before a strong write makes it a release, a fence after a strong read makes it an acquire.
 //! Atomic read-modify-writes extend a release's sequence.
 //!
+//! Two accesses to the same bytes, one of them by way of a multicast address, are ordered only if there is a
+//! `fence.proxy.alias` on the way from one to the other (PTX ISA, "Proxy-preserved base causality order"). What is asked here is a
+//! little less: that the first thread has made one since, or the second one since it last learned of others.
+//!
 //! Values and notes change under one lock (the page's), so that a reader gets the knowledge that belongs to the value it reads.
 //! As in FastTrack, what is reported is a race of this run's order; of several unordered atomic writes only the last
 //! is remembered.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a granule: what one 16-byte access covers.
 const GRANULE: usize = 16;
@@ -51,15 +55,18 @@ pub(crate) struct Access {
     /// Bytes, for strong accesses.
     pub(crate) bytes: u8,
     pub(crate) strong: Option<Scope>,
+    /// Whether it goes by way of a multicast address.
+    pub(crate) alias: bool,
 }
 
 impl Access {
-    const NONE: Access = Access { block: 0, time: 0, site: 0, thread: 0, device: 0, bytes: 0, strong: None };
+    const NONE: Access = Access { block: 0, time: 0, site: 0, thread: 0, device: 0, bytes: 0, strong: None, alias: false };
 
     /// Whether two strong accesses may meet: each one's scope includes the other, and they are of one size.
     fn morally_strong(&self, other: &Access) -> bool {
         let (Some(scope), Some(other_scope)) = (self.strong, other.strong) else { return false };
         self.bytes == other.bytes
+            && self.alias == other.alias
             && includes(scope.min(other_scope), (self.block, self.device), (other.block, other.device))
     }
 }
@@ -198,6 +205,21 @@ pub(crate) struct Released {
     scope: Scope,
 }
 
+/// When each thread made its last `fence.proxy.alias`, by block and thread.
+#[derive(Debug, Default)]
+pub(crate) struct AliasFences(Mutex<HashMap<(u32, u16), u32>>);
+
+impl AliasFences {
+    fn note(&self, block: u32, thread: u16, time: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((block, thread), time);
+    }
+
+    fn is_since(&self, access: &Access) -> bool {
+        let fences = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        fences.get(&(access.block, access.thread)).is_some_and(|time| *time >= access.time)
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 struct ThreadClock {
     /// What this thread has learned since its block's last barrier.
@@ -206,6 +228,8 @@ struct ThreadClock {
     fences: [Option<Arc<Record>>; 3],
     /// What strong reads without acquire have seen, for a fence to come.
     pending: Vec<Released>,
+    /// Whether it has made a `fence.proxy.alias` since it last learned of others.
+    alias_fenced: bool,
 }
 
 /// The clocks of one block.
@@ -218,6 +242,7 @@ pub(crate) struct BlockClock {
     base_time: u32,
     pub(crate) base: Arc<Clock>,
     threads: Vec<ThreadClock>,
+    alias_fences: Arc<AliasFences>,
 }
 
 /// A thread's view, against which an access is checked.
@@ -227,6 +252,8 @@ pub(crate) struct View<'a> {
     base_time: u32,
     base: &'a Clock,
     extra: Option<&'a Clock>,
+    alias_fenced: bool,
+    alias_fences: &'a AliasFences,
 }
 
 impl View<'_> {
@@ -241,12 +268,32 @@ impl View<'_> {
     fn is_ordered(&self, access: &Access) -> bool {
         self.ordered(access.block, access.thread, access.time)
     }
+
+    /// Whether `earlier` comes before `access`, which this thread makes now, by whatever addresses they go.
+    fn comes_before(&self, earlier: &Access, access: &Access) -> bool {
+        self.is_ordered(earlier) && (earlier.alias == access.alias || self.is_fenced(earlier))
+    }
+
+    /// Whether a `fence.proxy.alias` lies between that access and now. The host makes none: what it sees is as after one.
+    fn is_fenced(&self, earlier: &Access) -> bool {
+        let is_own = (earlier.block, earlier.thread) == (self.block, self.thread);
+        (self.alias_fenced && !is_own)
+            || earlier.device == HOST
+            || self.base.has_ended(earlier.block)
+            || self.alias_fences.is_since(earlier)
+    }
 }
 
 impl BlockClock {
     /// A block (or, as a block of one, a host thread) that begins with that knowledge.
     pub(crate) fn new(block: u32, device: u8, threads: usize, base: Arc<Clock>) -> BlockClock {
-        BlockClock { block, device, time: 1, base_time: 0, base, threads: vec![ThreadClock::default(); threads] }
+        let threads = vec![ThreadClock::default(); threads];
+        BlockClock { block, device, time: 1, base_time: 0, base, threads, alias_fences: Arc::default() }
+    }
+
+    /// The same, with the fences that all blocks of a machine share.
+    pub(crate) fn with_alias_fences(self, alias_fences: Arc<AliasFences>) -> BlockClock {
+        BlockClock { alias_fences, ..self }
     }
 
     pub(crate) fn view(&self, thread: u16) -> View<'_> {
@@ -256,6 +303,8 @@ impl BlockClock {
             base_time: self.base_time,
             base: &self.base,
             extra: self.threads[usize::from(thread)].extra.as_deref(),
+            alias_fenced: self.threads[usize::from(thread)].alias_fenced,
+            alias_fences: &self.alias_fences,
         }
     }
 
@@ -287,6 +336,7 @@ impl BlockClock {
         extra.know_all(record.block, record.base_time);
         extra.know_thread(record.block, record.thread, record.time);
         self.threads[usize::from(thread)].extra = Some(Arc::new(extra));
+        self.threads[usize::from(thread)].alias_fenced = false;
     }
 
     /// What a strong write by `thread` puts at its address.
@@ -339,11 +389,22 @@ impl BlockClock {
         self.threads[usize::from(thread)].fences[scope as usize] = Some(record);
     }
 
+    /// A `fence.proxy.alias` by threads of one warp.
+    pub(crate) fn alias_fence(&mut self, threads: impl Iterator<Item = u16>) {
+        for thread in threads {
+            self.threads[usize::from(thread)].alias_fenced = true;
+            self.alias_fences.note(self.block, thread, self.time);
+        }
+        // What follows is later than the fence.
+        self.time += 1;
+    }
+
     /// All threads of the block have met.
     pub(crate) fn barrier_all(&mut self) {
         let mut joined: Option<Clock> = None;
         let mut last: Option<Arc<Clock>> = None;
         for thread in &mut self.threads {
+            thread.alias_fenced = false;
             if let Some(extra) = thread.extra.take() {
                 if last.as_ref().is_some_and(|last| Arc::ptr_eq(last, &extra)) {
                     continue;
@@ -374,6 +435,7 @@ impl BlockClock {
             let joined = Arc::new(joined);
             for &thread in to {
                 self.threads[usize::from(thread)].extra = Some(joined.clone());
+                self.threads[usize::from(thread)].alias_fenced = false;
             }
             return;
         }
@@ -383,6 +445,7 @@ impl BlockClock {
                 extra.join(own);
             }
             self.threads[usize::from(thread)].extra = Some(Arc::new(extra));
+            self.threads[usize::from(thread)].alias_fenced = false;
         }
     }
 
@@ -453,13 +516,15 @@ impl State {
     fn read(&mut self, access: Access, view: &View) -> Option<Access> {
         let lane = 1 << (access.thread % 32);
         let key = (access.block, access.thread / 32);
-        let same =
-            |read: &Read| read.key() == key && read.access.time == access.time && read.access.strong == access.strong;
+        let same = |read: &Read| {
+            read.key() == key
+                && (read.access.time, read.access.strong, read.access.alias) == (access.time, access.strong, access.alias)
+        };
         if same(&self.read) && self.read.lanes & lane != 0 {
             return None;
         }
         let write = self.write;
-        let conflict = write.block != 0 && !view.is_ordered(&write) && !write.morally_strong(&access);
+        let conflict = write.block != 0 && !view.comes_before(&write, &access) && !write.morally_strong(&access);
         let new = Read { access, lanes: lane };
         if self.read.access.block == 0 {
             self.read = new;
@@ -484,11 +549,11 @@ impl State {
     fn write(&mut self, access: Access, view: &View) -> Option<(Access, bool)> {
         let write = self.write;
         let mut conflict = None;
-        if write.block != 0 && !view.is_ordered(&write) && !write.morally_strong(&access) {
+        if write.block != 0 && !view.comes_before(&write, &access) && !write.morally_strong(&access) {
             conflict = Some((write, true));
         }
         let mut check = |read: &Read| {
-            let unordered = read.each().find(|other| !view.is_ordered(other));
+            let unordered = read.each().find(|other| !view.comes_before(other, &access));
             let Some(other) = unordered else { return false };
             if !other.morally_strong(&access) && conflict.is_none() {
                 conflict = Some((other, false));

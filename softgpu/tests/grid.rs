@@ -117,6 +117,24 @@ fn a_multicast_group_reduces_and_stores_over_its_members() {
 }
 
 #[test]
+fn what_is_stored_at_a_multicast_address_is_read_at_another_one_only_after_a_fence_for_aliases() {
+    let (machine, module, _) = bench();
+    let report = |kernel: &str| {
+        let members: Vec<u64> =
+            (0..2).map(|device| machine.allocate(64, MemoryKind::Device, device).unwrap()).collect();
+        let group = machine.multicast(64, &members).unwrap();
+        let arguments = Arguments::new().u64(group).u64(members[0]).into_bytes();
+        machine
+            .run(&module, kernel, LaunchOptions { block: 64.into(), arguments, ..LaunchOptions::default() })
+            .map_or_else(|error| error.to_string(), |_| String::new())
+    };
+    assert_eq!(report("aliases_fenced"), "");
+    assert_eq!(report("aliases_fenced_later"), "");
+    let early = report("aliases_fenced_too_early");
+    assert!(early.starts_with("data race") && early.contains("without fence.proxy.alias"), "{early}");
+}
+
+#[test]
 fn memory_of_another_device_needs_peer_access() {
     let machine = Machine::with_workers(1);
     let module = machine.load(&Arc::new(Module::parse(GRID).unwrap()), 0).unwrap();

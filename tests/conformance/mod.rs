@@ -23,6 +23,7 @@ pub(crate) mod numbers;
 pub(crate) mod oracle;
 pub(crate) mod random;
 pub(crate) mod ranks;
+pub(crate) mod replay;
 pub(crate) mod settings;
 pub(crate) mod splitting;
 

@@ -201,36 +201,110 @@ fn average(elements: &[Number]) -> Expected {
     Expected::Within(average, error)
 }
 
-/// The bits of a reduction in rank order with one rounding at the end, as direct and one-shot plans do it: in f32, which has
-/// room for every element type, or in f64 for elements of that type. Not for NaNs.
+/// What elements are scaled or finished by: a value of their own arithmetic, or a whole number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Factor {
+    /// Of floats: multiplied by.
+    Float(f64),
+    /// Of integers: what sources are multiplied by, and results divided by.
+    Whole(u64),
+}
+
+impl Factor {
+    fn float(self) -> f64 {
+        if let Factor::Float(value) = self { value } else { panic!("{self:?} is no factor of floats") }
+    }
+
+    fn whole(self) -> i128 {
+        if let Factor::Whole(value) = self { value.into() } else { panic!("{self:?} is no factor of integers") }
+    }
+}
+
+/// What one step does: it reduces in this order, with these factors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) reduction: Reduction,
+    /// What marked sources are multiplied by; of a reduction that scales.
+    pub(crate) scale: Factor,
+    /// What the result is finished by, if it is; of an average.
+    pub(crate) finish: Option<Factor>,
+}
+
+impl Step {
+    /// Whether marked sources are scaled at all: those of scaled sums, and of averages of floats.
+    pub(crate) fn scales(&self, format: &Format) -> bool {
+        self.reduction == Reduction::ScaledSum || (self.reduction == Reduction::Avg && !format.dtype.is_integer())
+    }
+
+    /// Whether the elements of one source, marked or not, travel as they are.
+    pub(crate) fn copies(&self, format: &Format, is_marked: bool) -> bool {
+        !(self.scales(format) && is_marked || self.reduction == Reduction::Avg && self.finish.is_some())
+    }
+
+    /// The bits that come of one element of each source, of which those are marked; which NaN is not said, unless it is copied.
+    /// Floats are calculated in f32 (f64 in f64), each operation rounded to it, and rounded once to their type at the end.
+    pub(crate) fn bits(&self, elements: &[Number], marks: &[bool]) -> u64 {
+        let format = elements[0].format;
+        if elements.len() == 1 && self.copies(format, marks[0]) {
+            return elements[0].bits();
+        }
+        if format.dtype.is_integer() {
+            return self.whole(elements, marks);
+        }
+        // An operation of two numbers of f32 that is rounded to f64 and then to f32 is rounded as one that is rounded once:
+        // f64 has more than twice the digits.
+        let rounded = |value: f64| if format.dtype == DType::F64 { value } else { f64::from(value as f32) };
+        let scales = self.scales(format);
+        let values = elements.iter().zip(marks).map(|(element, is_marked)| {
+            if scales && *is_marked { rounded(element.value() * self.scale.float()) } else { element.value() }
+        });
+        let combined = values.reduce(|a, b| match self.reduction {
+            Reduction::Prod => rounded(a * b),
+            Reduction::Min | Reduction::Max if a.is_nan() || b.is_nan() => f64::NAN,
+            Reduction::Min if a.total_cmp(&b).is_gt() => b,
+            Reduction::Max if a.total_cmp(&b).is_lt() => b,
+            Reduction::Min | Reduction::Max => a,
+            _ => rounded(a + b),
+        });
+        let (sum, largest) = (combined.expect("there is a source"), format.largest());
+        if self.reduction != Reduction::Avg || !sum.is_finite() {
+            return format.nearest(sum).bits();
+        }
+        // An average of finite numbers is finite: it is the rounding of the factor, if anything, that goes beyond.
+        let finished = rounded(sum * self.finish.map_or(1.0, Factor::float));
+        format.nearest(finished.clamp(-largest, largest)).bits()
+    }
+
+    fn whole(&self, elements: &[Number], marks: &[bool]) -> u64 {
+        let format = elements[0].format;
+        let scales = self.scales(format);
+        let scaled = elements.iter().zip(marks).map(|(element, is_marked)| {
+            let factor = if scales && *is_marked { self.scale.whole() } else { 1 };
+            format.wrapped(element.whole().wrapping_mul(factor))
+        });
+        let scaled: Vec<Number> = scaled.collect();
+        let reduction = if self.reduction == Reduction::Avg { Reduction::Sum } else { self.reduction };
+        let result = format.wrapped(whole(&scaled, reduction, 1));
+        // Rust rounds toward zero.
+        let divisor = if self.reduction == Reduction::Avg { self.finish.map_or(1, Factor::whole) } else { 1 };
+        format.wrapped(result.whole() / divisor).bits()
+    }
+}
+
+/// The bits of a reduction in rank order with one rounding at the end, as direct and one-shot plans do it. Not for NaNs.
 pub(crate) fn in_rank_order(elements: &[Number], reduction: Reduction, scale: f64) -> u64 {
     let format = elements[0].format;
-    macro_rules! in_order {
-        ($wide:ty) => {{
-            let power = elements.len().next_power_of_two() as $wide;
-            let (scale, finish) = match reduction {
-                Reduction::Avg => (1.0 / power, power / elements.len() as $wide),
-                Reduction::ScaledSum => (scale as $wide, 1.0),
-                _ => (1.0, 1.0),
-            };
-            let values = elements.iter().map(|element| element.value() as $wide * scale);
-            let result = values.reduce(|a, b| match reduction {
-                Reduction::Prod => a * b,
-                Reduction::Min if a.total_cmp(&b).is_gt() => b,
-                Reduction::Max if a.total_cmp(&b).is_lt() => b,
-                Reduction::Min | Reduction::Max => a,
-                _ => a + b,
-            });
-            let (sum, largest) = (result.unwrap(), format.largest() as $wide);
-            // An average of finite numbers is finite: it is the rounding of the factor, if anything, that goes beyond.
-            let is_finite_average = reduction == Reduction::Avg && sum.is_finite();
-            f64::from(if is_finite_average { (sum * finish).clamp(-largest, largest) } else { sum })
-        }};
-    }
     if format.dtype.is_integer() {
         return format.wrapped(whole(elements, reduction, scale as i128)).bits();
     }
-    format.nearest(if format.dtype == DType::F64 { in_order!(f64) } else { in_order!(f32) }).bits()
+    let power = elements.len().next_power_of_two() as f64;
+    let exact_in = |value: f64| if format.dtype == DType::F64 { value } else { f64::from(value as f32) };
+    let (scale, finish) = match reduction {
+        Reduction::Avg => (1.0 / power, Some(Factor::Float(exact_in(power / elements.len() as f64)))),
+        _ => (scale, None),
+    };
+    let step = Step { reduction, scale: Factor::Float(exact_in(scale)), finish };
+    step.bits(elements, &vec![true; elements.len()])
 }
 
 /// The Rust types are those that the library says they are.

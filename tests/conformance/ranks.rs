@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tutti::{Communicator, Options};
 
+pub(crate) use super::replay::{Random, mix};
+
 /// How long a test may take whose calls are few: a hang is reported after this.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
@@ -65,33 +67,4 @@ pub(crate) fn with_slots(slot_bytes: u32, slots: u32) -> Options {
         options.slot_bytes = slot_bytes;
         options.slots = slots;
     })
-}
-
-/// Numbers that look random and are always the same for the same seed (Steele, Lea and Flood's SplitMix64).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// The next number.
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// A number below `limit`.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    /// One of them.
-    pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len())]
-    }
-}
-
-/// Mixes the bits of a number.
-pub(crate) fn mix(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
 }

@@ -6,8 +6,22 @@
 //! without ptxas or nvdisasm the last one does (`TUTTI_REQUIRE_PTXAS=1` and `TUTTI_REQUIRE_NVDISASM=1` make it a failure).
 //! `TUTTI_PTXAS` and `TUTTI_NVDISASM` name them.
 
+#[path = "../conformance/number.rs"]
+mod number;
+#[expect(dead_code, reason = "the conformance suite asks for more")]
+#[path = "../conformance/oracle.rs"]
+mod oracle;
+#[expect(dead_code, reason = "likewise")]
+#[path = "../conformance/replay.rs"]
+mod replay;
+
+mod exchanges;
+mod gpu;
 mod sass;
-mod software_gpu;
+mod steps;
+mod sweeps;
+mod switch;
+mod values;
 
 use std::env;
 use std::fs;

@@ -81,6 +81,8 @@ pub(super) struct Accessor {
     pub(super) thread: u32,
     pub(super) position: usize,
     pub(super) line: u32,
+    /// Whether it goes by way of a multicast address.
+    pub(super) alias: bool,
 }
 
 /// Reads an element of a vector of bytes.
@@ -115,6 +117,7 @@ impl Common {
             device,
             bytes: bytes as u8,
             strong: scope_of(strength),
+            alias: who.alias,
         }
     }
 
@@ -128,10 +131,12 @@ impl Common {
         other: (Access, bool),
     ) -> Result<(), Stop> {
         let detail = format!(
-            "{}{} of bytes that another thread {}",
+            "{}{}{} of bytes that another thread {}{}",
             if strength == Strength::Weak { "" } else { "strong " },
             name_of(is_write, bytes),
+            if who.alias { " by way of a multicast address" } else { "" },
             if other.1 { "writes" } else { "reads" },
+            if other.0.alias == who.alias { "" } else { " at another address of theirs, without fence.proxy.alias" },
         );
         let place = self.launched.place(self.index, who.thread, who.line);
         let other = self.launched.registry.place(&other.0);

@@ -83,7 +83,8 @@ impl Block {
         let threads = launched.block.volume() as u32;
         let clock = launched.races.then(|| {
             let block = launched.first_block + index as u32;
-            Box::new(BlockClock::new(block, launched.device as u8, threads as usize, launched.clock.clone()))
+            let clock = BlockClock::new(block, launched.device as u8, threads as usize, launched.clock.clone());
+            Box::new(clock.with_alias_fences(launched.registry.alias_fences.clone()))
         });
         let warps = (0..threads.div_ceil(32)).map(|warp| Warp::new(&launched, index, warp)).collect();
         let common = Common {

@@ -22,7 +22,7 @@ use std::time::Instant;
 use crate::fault::{Fault, FaultKind, Index3, Place};
 use crate::memory::Memory;
 use crate::module::Kernel;
-use crate::race::{Access, Clock};
+use crate::race::{Access, AliasFences, Clock};
 use crate::types::Lanes;
 
 /// Where the generic addresses of a block's shared memory begin; no host has memory there.
@@ -159,6 +159,7 @@ pub(crate) struct Registry {
     sites: Mutex<Vec<(u32, Arc<Kernel>)>>,
     next_block: AtomicU32,
     next_site: AtomicU32,
+    pub(crate) alias_fences: Arc<AliasFences>,
 }
 
 impl Registry {

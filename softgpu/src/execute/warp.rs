@@ -181,7 +181,7 @@ impl Warp {
     }
 
     fn accessor(&self, kernel: &Kernel, position: usize, lane: usize) -> Accessor {
-        Accessor { thread: self.index * 32 + lane as u32, position, line: kernel.code[position].line }
+        Accessor { thread: self.index * 32 + lane as u32, position, line: kernel.code[position].line, alias: false }
     }
 
     /// Runs one fragment until it ends, splits, waits or meets another; answers whether the warp should give its turn back.
@@ -355,6 +355,13 @@ impl Warp {
                     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                     if let Some(clock) = &mut common.clock {
                         each(mask, |lane| clock.fence((self.index * 32 + lane as u32) as u16, *scope));
+                    }
+                }
+                Op::AliasFence => {
+                    if let Some(clock) = &mut common.clock {
+                        let first = self.index * 32;
+                        let lanes = (0..32).filter(|lane| mask >> lane & 1 != 0);
+                        clock.alias_fence(lanes.map(|lane| (first + lane) as u16));
                     }
                 }
                 Op::Nothing => {}
@@ -872,7 +879,7 @@ impl Warp {
         while left != 0 {
             let lane = left.trailing_zeros() as usize & 31;
             left &= left - 1;
-            let who = self.accessor(kernel, position, lane);
+            let who = Accessor { alias: true, ..self.accessor(kernel, position, lane) };
             let address = source(&self.registers, constants, access.address)[lane].wrapping_add(access.offset as u64);
             let members = common.multicast(who, address, bytes * count as u32)?;
             let mut values = [0u64; 8];

@@ -295,7 +295,7 @@ fn registers(instr: &mut Instr, mut each: impl FnMut(&mut u32, bool)) {
         }
         Op::BranchIndexed { index, .. } => source(index, each),
         Op::Sleep { a } => source(a, each),
-        Op::Fence(_) | Op::Branch { .. } | Op::Exit | Op::Trap | Op::Nothing | Op::Undefined(_) => {}
+        Op::Fence(_) | Op::AliasFence | Op::Branch { .. } | Op::Exit | Op::Trap | Op::Nothing | Op::Undefined(_) => {}
     }
 }
 

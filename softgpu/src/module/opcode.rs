@@ -589,6 +589,13 @@ impl<'t, 'a> Decoder<'t, 'a> {
     }
 
     fn fence(&mut self, guard: u32, opcode: &mut Opcode) -> Result<(), ParseError> {
+        if opcode.flags.take("proxy") {
+            if !opcode.flags.take("alias") {
+                return self.unsupported(opcode);
+            }
+            self.understood(opcode)?;
+            return self.push(guard, Op::AliasFence);
+        }
         opcode.flags.take_one(&["acq_rel", "sc", "acquire", "release"]);
         let scope = match opcode.flags.take_one(&["gl"]) {
             Some(_) => Scope::Device,
