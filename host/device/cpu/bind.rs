@@ -268,8 +268,8 @@ fn after_numbers(programs: &[Program], after: Option<After>) -> (u32, u64, u64) 
 }
 
 /// Bytes that all ranks together write to one buffer from which on they go past the caches. Where that begins to pay depends on
-/// how large the caches are; here, all-reduces out of place are quicker from 8 MiB on, and by then the last cache of most machines
-/// is no longer where somebody finds the results.
+/// how large the caches are: with 32 MiB shared by two ranks, all-reduces out of place are quicker from 8 MiB on and slower at
+/// 1 MiB; from here on the last cache of most machines has no room for the results anyway.
 const STREAMING_BYTES_MIN: u64 = 16 << 20;
 
 /// Whether what a step writes had better go past the caches: all ranks do such a step at the same time, the caches are common to
