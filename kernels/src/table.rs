@@ -84,12 +84,12 @@ impl Row {
     {
         let function: unsafe fn(&StepOperands, usize) = match isa {
             Isa::Baseline => baseline::<E, R, LOOPS>,
-            #[cfg(not(loom))]
+            #[cfg(not(lean))]
             Isa::Avx2 => avx2::<E::Avx2, R, LOOPS>,
-            #[cfg(not(loom))]
+            #[cfg(not(lean))]
             Isa::Avx512 => avx512::<E::Avx512, R, LOOPS>,
-            // Models need not be quick, but had better be compiled soon.
-            #[cfg(loom)]
+            // Checks that need not be quick had better be compiled soon.
+            #[cfg(lean)]
             _ => baseline::<E, R, LOOPS>,
         };
         Row { function, scales: <R as Reduction<E::Number>>::SCALES, finishes: <R as Reduction<E::Number>>::FINISHES }
@@ -151,7 +151,7 @@ unsafe fn baseline<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: 
     // SAFETY: passed on from the caller.
     unsafe {
         // Every x86-64 of the last decade has more than the baseline: there, code size counts.
-        if cfg!(target_arch = "x86_64") {
+        if cfg!(all(target_arch = "x86_64", not(lean))) {
             by_shape::<E, R, 0>(operands, bytes)
         } else {
             by_shape::<E, R, LOOPS>(operands, bytes)
@@ -161,7 +161,7 @@ unsafe fn baseline<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: 
 
 /// # Safety
 /// As [`baseline`].
-#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[cfg(all(target_arch = "x86_64", not(lean)))]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn avx2<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.
@@ -170,7 +170,7 @@ unsafe fn avx2<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &Ste
 
 /// # Safety
 /// As [`baseline`].
-#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[cfg(all(target_arch = "x86_64", not(lean)))]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn avx512<E: Element, R: ReductionOf<E>, const LOOPS: usize>(operands: &StepOperands, bytes: usize) {
     // SAFETY: passed on from the caller.
