@@ -9,7 +9,7 @@ use tutti::{Communicator, Options};
 pub(crate) use super::replay::{Random, mix};
 
 /// How long a test may take whose calls are few: a hang is reported after this.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(if cfg!(lean) { 200 } else { 20 });
 
 /// How long a test may take that makes very many calls, on a machine that does other things too.
 pub(crate) const LATER: Duration = Duration::from_secs(300);
