@@ -421,10 +421,10 @@ pub(crate) unsafe fn walk<E: Element, R: ReductionOf<E>, A: Access<E::Number>, c
     let tiles = range.packs_bytes / tile_bytes;
     // SAFETY: the packs lie inside the range's, and each is handled by exactly one thread.
     unsafe {
-        // Where a tile is one pack, none is left. What is left comes first, so that the hot loop need keep nothing for it.
+        // Where a tile is one pack (of a team of one), none is left. What is left comes first, so that the hot loop need keep nothing for it.
         let mut offset = tiles * tile_bytes + thread * E::PACK_BYTES;
         operands.advance(range.head_bytes + offset);
-        if COUNT > 1 {
+        if COUNT * WARP_THREADS > 1 {
             while offset < range.packs_bytes {
                 packs::<E, R, A, 1>(&operands, range);
                 operands.advance(threads * E::PACK_BYTES);
