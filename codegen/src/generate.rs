@@ -59,13 +59,13 @@ pub unsafe fn row(dtype: usize, reduction: usize, isa: Isa) -> Option<Row> {
     );
     for (reduction_index, reduction) in REDUCTIONS.iter().enumerate() {
         for (dtype_index, dtype) in DTYPES.iter().enumerate().filter(|(_, dtype)| dtype.offers(reduction)) {
-            let (marker, variant, loops) =
-                (dtype.kernel(reduction).marker, reduction.variant, dtype.host_loops(reduction));
+            let (marker, variant) = (dtype.kernel(reduction).marker, reduction.variant);
+            let (loops, wide) = (dtype.host_loops(reduction), dtype.host_wide(reduction));
             line(
                 &mut text,
                 format_args!(
                     "            ({dtype_index}, {reduction_index}) => \
-                     Row::of::<element::{marker}, reduction::{variant}, {loops}>(isa),"
+                     Row::of::<element::{marker}, reduction::{variant}, {loops}, {wide}>(isa),"
                 ),
             );
         }

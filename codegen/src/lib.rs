@@ -98,8 +98,8 @@ impl DType {
         self.kind == Kind::Float && self.bytes == 1
     }
 
-    /// Up to how many sources (of copies: one), and destinations, there is a loop for each number of them; above, one loop serves them all.
-    /// Rings have up to two of either. Code that is not worth its size costs every build its time, and every driver that
+    /// Up to how many sources (of copies: one), and destinations, there is a loop for each number of them; above, one loop
+    /// serves them all. Rings have up to two of either. Code that is not worth its size costs every build its time, and every driver that
     /// compiles it: the oldest architectures get less, and 8-bit floats that no instruction converts least.
     pub fn loops(&self, reduction: &Reduction, architecture: &Architecture) -> u32 {
         let capability = architecture.compute_capability;
@@ -117,11 +117,17 @@ impl DType {
         let is_rare = matches!(reduction.name, "prod" | "scaled_sum") || self.is_float8();
         if is_rare {
             0
-        } else if self.kind == Kind::Float && matches!(reduction.name, "sum" | "avg") {
+        } else if self.kind == Kind::Float && self.bytes <= 4 && matches!(reduction.name, "sum" | "avg") {
             4
         } else {
             2
         }
+    }
+
+    /// Whether the host has a row of its own for processors with the widest registers (AVX-512); elsewhere these run the row
+    /// before it (AVX2), which is little slower and not compiled twice.
+    pub fn host_wide(&self, reduction: &Reduction) -> bool {
+        self.kind == Kind::Float && !self.is_float8() && matches!(reduction.name, "sum" | "avg")
     }
 
     /// The type whose kernel this one's reduction is: another one's where that is the same machine code.

@@ -70,7 +70,7 @@ impl Row {
     /// # Safety
     /// The processor has `isa`.
     #[cfg(not(target_arch = "x86_64"))]
-    unsafe fn of<E: Element, R: ReductionOf<E>, const LOOPS: usize>(isa: Isa) -> Row {
+    unsafe fn of<E: Element, R: ReductionOf<E>, const LOOPS: usize, const WIDE: bool>(isa: Isa) -> Row {
         let Isa::Baseline = isa;
         Row { function: baseline::<E, R, LOOPS>, scales: R::SCALES, finishes: R::FINISHES }
     }
@@ -78,7 +78,7 @@ impl Row {
     /// # Safety
     /// The processor has `isa`.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn of<E: Vectored, R, const LOOPS: usize>(isa: Isa) -> Row
+    unsafe fn of<E: Vectored, R, const LOOPS: usize, const WIDE: bool>(isa: Isa) -> Row
     where
         R: ReductionOf<E> + ReductionOf<E::Avx2> + ReductionOf<E::Avx512>,
     {
@@ -87,7 +87,13 @@ impl Row {
             #[cfg(not(lean))]
             Isa::Avx2 => avx2::<E::Avx2, R, LOOPS>,
             #[cfg(not(lean))]
-            Isa::Avx512 => avx512::<E::Avx512, R, LOOPS>,
+            Isa::Avx512 => {
+                if const { WIDE } {
+                    avx512::<E::Avx512, R, LOOPS>
+                } else {
+                    avx2::<E::Avx2, R, LOOPS>
+                }
+            }
             // Checks that need not be quick had better be compiled soon.
             #[cfg(lean)]
             _ => baseline::<E, R, LOOPS>,

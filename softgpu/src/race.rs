@@ -60,7 +60,8 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    const NONE: Access = Access { block: 0, time: 0, site: 0, thread: 0, device: 0, bytes: 0, strong: None, alias: false };
+    const NONE: Access =
+        Access { block: 0, time: 0, site: 0, thread: 0, device: 0, bytes: 0, strong: None, alias: false };
 
     /// Whether two strong accesses may meet: each one's scope includes the other, and they are of one size.
     fn morally_strong(&self, other: &Access) -> bool {
@@ -518,7 +519,8 @@ impl State {
         let key = (access.block, access.thread / 32);
         let same = |read: &Read| {
             read.key() == key
-                && (read.access.time, read.access.strong, read.access.alias) == (access.time, access.strong, access.alias)
+                && (read.access.time, read.access.strong, read.access.alias)
+                    == (access.time, access.strong, access.alias)
         };
         if same(&self.read) && self.read.lanes & lane != 0 {
             return None;

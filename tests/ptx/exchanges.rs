@@ -61,25 +61,27 @@ fn any_case(slots: Slots) -> impl Strategy<Value = Case> {
     let skews = |most: usize| vec(prop_oneof![Just(0), 0..9_usize], 1..=most);
     let traffic = (8..120_u64, 0..3_u64, 1..=2_usize, 0..3_u32, moved);
     let operands = (skews(3), skews(2), skews(2), skews(2), any::<bool>(), any::<bool>());
-    (format, count, traffic, operands, 1..=8_u32, any::<u64>()).prop_map(|(format, count, traffic, operands, warps, salt)| {
-        let (chunk, empty_messages, connections, slot_shift, moved) = traffic;
-        Case {
-            format,
-            count,
-            // Not so many messages that most of the time goes into them.
-            chunk: chunk.max(count as u64 / 12),
-            empty_messages,
-            connections,
-            slot_count: 1 << slot_shift,
-            moved,
-            sources: [operands.0, operands.1],
-            results: [operands.2, operands.3],
-            is_marked: operands.4,
-            is_finished: operands.5,
-            warps,
-            salt,
-        }
-    })
+    (format, count, traffic, operands, 1..=8_u32, any::<u64>()).prop_map(
+        |(format, count, traffic, operands, warps, salt)| {
+            let (chunk, empty_messages, connections, slot_shift, moved) = traffic;
+            Case {
+                format,
+                count,
+                // Not so many messages that most of the time goes into them.
+                chunk: chunk.max(count as u64 / 12),
+                empty_messages,
+                connections,
+                slot_count: 1 << slot_shift,
+                moved,
+                sources: [operands.0, operands.1],
+                results: [operands.2, operands.3],
+                is_marked: operands.4,
+                is_finished: operands.5,
+                warps,
+                salt,
+            }
+        },
+    )
 }
 
 impl Case {
@@ -358,7 +360,9 @@ fn any_exchange_is_right_and_free_of_races_through_slots_of_every_format() {
                             let bench = Bench::new(&machine);
                             Exchange::new(&bench, &case, *dtype, reduction, AGREED)
                                 .run(&gpu::module(image), &entry)
-                                .map_err(|error| format!("{about} by {} of {}: {error}", entry.name(), image.file_name()))?;
+                                .map_err(|error| {
+                                    format!("{about} by {} of {}: {error}", entry.name(), image.file_name())
+                                })?;
                         }
                         Ok(())
                     },
@@ -498,11 +502,8 @@ fn lines_of_a_much_older_message_are_gone_before_they_could_be_taken_for_new_one
         let module = gpu::module(image);
         let old_line = 0x3c00 | DUE << 32;
         let bench = Bench::new(&machine);
-        let short = Case {
-            moved: LL_MESSAGES - 2,
-            empty_messages: DUE - LL_MESSAGES,
-            ..Case::plain(SlotFormat::Ll, 1, 64)
-        };
+        let short =
+            Case { moved: LL_MESSAGES - 2, empty_messages: DUE - LL_MESSAGES, ..Case::plain(SlotFormat::Ll, 1, 64) };
         let first = Exchange::new(&bench, &short, dtype, reduction, AGREED);
         let bytes = SlotFormat::Ll.stride_bytes(data_bytes(&short)) as usize * short.slot_count as usize;
         let old_lines = old_line.to_le_bytes().repeat(bytes / 8);
@@ -627,10 +628,7 @@ fn a_kernel_that_does_not_look_at_the_flags_of_ll_takes_data_that_is_not_there()
         let exchange = Exchange::new(&bench, &case, dtype, reduction, AGREED);
         exchange.plant_header(&AGREED[0]);
         let what = format!("{} of {}", entry.name(), image.file_name());
-        exchange
-            .begin(1, &gpu::parsed(image, &blind), &entry)
-            .wait()
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        exchange.begin(1, &gpu::parsed(image, &blind), &entry).wait().unwrap_or_else(|error| panic!("{what}: {error}"));
         let report = exchange.check(1).expect_err(&what);
         assert!(report.contains("element"), "{what}: {report}");
     }

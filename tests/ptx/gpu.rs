@@ -192,8 +192,7 @@ impl Call {
             let credit = end.moved;
             [end.slots, end.stride_bytes, end.empty, end.moved, credit, pair(end.slot_count, 0), 0, 0]
         };
-        let receive =
-            |end: &End| [end.slots, end.stride_bytes, end.empty, end.moved, pair(end.slot_count, 0), 0, 0, 0];
+        let receive = |end: &End| [end.slots, end.stride_bytes, end.empty, end.moved, pair(end.slot_count, 0), 0, 0, 0];
         let sends = put(&self.sends.iter().flat_map(send).collect::<Vec<_>>());
         let receives = put(&self.receives.iter().flat_map(receive).collect::<Vec<_>>());
         let completed = put(&vec![0; 8 * self.programs.len()]);

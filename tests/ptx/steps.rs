@@ -179,7 +179,8 @@ impl<'a> Prepared<'a> {
         }
         for (index, source) in self.sources.iter().enumerate() {
             let is_written = self.in_place(0) == Some(index);
-            if !is_written && (buffers[index].data() != source || buffers[index].beside().iter().any(|b| *b != BESIDE)) {
+            if !is_written && (buffers[index].data() != source || buffers[index].beside().iter().any(|b| *b != BESIDE))
+            {
                 return Err(format!("source {index} has changed"));
             }
         }
@@ -187,7 +188,12 @@ impl<'a> Prepared<'a> {
     }
 
     /// The step by an entry point. Peers' windows can be anywhere, so each operand is one; each block's program handles a section.
-    fn on_a_gpu(&self, machine: &Machine, image: &tutti::ptx::Image, entry: &tutti_codegen::Entry) -> Result<(), String> {
+    fn on_a_gpu(
+        &self,
+        machine: &Machine,
+        image: &tutti::ptx::Image,
+        entry: &tutti_codegen::Entry,
+    ) -> Result<(), String> {
         let bench = Bench::new(machine);
         let (size, bytes) = (self.dtype().bytes(), self.bytes() as u64);
         let mut skews: Vec<usize> = self.case.sources.iter().map(|(skew, _)| skew * size).collect();
@@ -230,7 +236,11 @@ impl<'a> Prepared<'a> {
             touching,
             scale: self.scale(),
             finish: self.finish(),
-            slot_format: if entry.slots == Slots::Simple { layout::slot_format::SIMPLE } else { 1 + self.case.warps % 2 },
+            slot_format: if entry.slots == Slots::Simple {
+                layout::slot_format::SIMPLE
+            } else {
+                1 + self.case.warps % 2
+            },
             programs: (0..self.case.blocks).map(program).collect(),
             ..Call::default()
         }
@@ -319,9 +329,9 @@ fn any_step_has_the_same_bits_on_the_host_and_by_every_entry_point_of_every_imag
                         prepared.on_the_host(*isa).map_err(|error| format!("{about} by {isa:?}: {error}"))?;
                     }
                     for (image, entry) in Slots::ALL.iter().flat_map(|slots| gpu::entries(*slots, rows.0, rows.1)) {
-                        prepared
-                            .on_a_gpu(&machine, image, &entry)
-                            .map_err(|error| format!("{about} by {} of {}: {error}", entry.name(), image.file_name()))?;
+                        prepared.on_a_gpu(&machine, image, &entry).map_err(|error| {
+                            format!("{about} by {} of {}: {error}", entry.name(), image.file_name())
+                        })?;
                     }
                     Ok(())
                 },

@@ -34,7 +34,9 @@ fn spread(format: &'static Format) -> Vec<u64> {
     let half = format.exact(2.0_f64.powi(-format.precision)).bits();
     let root = format.nearest(format.largest().sqrt()).bits();
     let small_root = format.nearest(format.smallest().sqrt()).bits();
-    for middle in [half, root, small_root, format.nearest(1.0 / 3.0).bits(), format.largest_bits - (1 << (format.precision - 1))] {
+    for middle in
+        [half, root, small_root, format.nearest(1.0 / 3.0).bits(), format.largest_bits - (1 << (format.precision - 1))]
+    {
         spread.extend([middle - 1, middle, middle + 1]);
     }
     let negative: Vec<u64> = spread.iter().map(|bits| bits | format.sign_bit).collect();
@@ -58,9 +60,9 @@ fn sweep(dtype: DType) {
     let format = Format::of(dtype);
     let every = format.sign_bit * 2;
     let pairs = || spread(format).into_iter().flat_map(move |right| (0..every).map(move |left| [left, right]));
-    let operands: Vec<Vec<Number>> =
-        [0, 1].map(|side| pairs().map(|pair| format.number(pair[side])).collect()).into();
-    let mut buffers: Vec<HostBuffer> = operands.iter().map(|numbers| HostBuffer::holding(&bytes_of(numbers), 0)).collect();
+    let operands: Vec<Vec<Number>> = [0, 1].map(|side| pairs().map(|pair| format.number(pair[side])).collect()).into();
+    let mut buffers: Vec<HostBuffer> =
+        operands.iter().map(|numbers| HostBuffer::holding(&bytes_of(numbers), 0)).collect();
     let bytes = buffers[0].data().len();
     buffers.push(HostBuffer::holding(&vec![0; bytes], 0));
     let addresses: Vec<*mut u8> = buffers.iter_mut().map(HostBuffer::as_mut_ptr).collect();
@@ -78,20 +80,17 @@ fn sweep(dtype: DType) {
         let mut check = |what: &str| {
             let buffer = &mut buffers[2];
             compare(format, buffer.data(), &expected, false, what).unwrap_or_else(|error| {
-                let index: usize = error.split([' ', ':']).filter_map(|word| word.parse().ok()).next_back().unwrap_or(0);
+                let index: usize =
+                    error.split([' ', ':']).filter_map(|word| word.parse().ok()).next_back().unwrap_or(0);
                 panic!("{error} (element {index} is {:x?})", pairs().nth(index))
             });
             // Whoever comes next starts from nothing.
             // SAFETY: so many bytes, which nobody uses now.
             unsafe { addresses[2].write_bytes(0, bytes) };
         };
-        let marked = [layout::Operand {
-            kind: operand_kind::LOCAL,
-            flags: operand_flag::SCALE,
-            index: 0,
-            buffer: 0,
-            offset: 0,
-        }; 3];
+        let marked =
+            [layout::Operand { kind: operand_kind::LOCAL, flags: operand_flag::SCALE, index: 0, buffer: 0, offset: 0 };
+                3];
         let scale = factor_bits(dtype, step.scale);
         let finish = step.finish.map_or(0, |finish| factor_bits(dtype, finish));
         let flags = gpu::finish_flag(step.finish.is_some());
@@ -117,7 +116,8 @@ fn sweep(dtype: DType) {
         let section = bytes as u64 / BLOCKS;
         let program = |index: u64| {
             let window = |operand: u32| Operand::new(operand_kind::WINDOW, operand).at(index * section).scaled(true);
-            let step = gpu::Step { bytes: section, sources: vec![window(0), window(1)], destinations: vec![window(2)], flags };
+            let step =
+                gpu::Step { bytes: section, sources: vec![window(0), window(1)], destinations: vec![window(2)], flags };
             vec![Loop { iterations: 1, chunk_bytes: section as u32, steps: vec![step] }]
         };
         let rows = (&DTYPES[dtype as usize], &REDUCTIONS[reduction as usize]);
@@ -177,7 +177,10 @@ fn the_spread_holds_every_class_of_number() {
         let has = |what: &dyn Fn(f64) -> bool| numbers.iter().filter(|number| what(number.value())).count() >= 2;
         assert!(numbers.len() >= SPREAD, "{dtype}");
         assert!(has(&|value| value == 0.0) && has(&f64::is_nan) && has(&f64::is_infinite), "{dtype}");
-        assert!(has(&|value| value.abs() == format.largest()) && has(&|value| value.abs() == format.smallest()), "{dtype}");
+        assert!(
+            has(&|value| value.abs() == format.largest()) && has(&|value| value.abs() == format.smallest()),
+            "{dtype}"
+        );
         assert!(has(&|value| value != 0.0 && value.abs() < format.smallest_normal()), "{dtype}");
     }
 }

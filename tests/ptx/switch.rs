@@ -206,9 +206,8 @@ fn run(
 /// Every type and reduction that a switch offers, with its image for each architecture that reaches one.
 fn switched() -> impl Iterator<Item = (DType, Reduction, &'static Image, Entry)> {
     let all = DType::ALL.iter().flat_map(|dtype| dtype.reductions().map(move |reduction| (*dtype, reduction)));
-    let offered = all.filter(|(dtype, reduction)| {
-        DTYPES[*dtype as usize].multimem(&REDUCTIONS[*reduction as usize]).is_some()
-    });
+    let offered =
+        all.filter(|(dtype, reduction)| DTYPES[*dtype as usize].multimem(&REDUCTIONS[*reduction as usize]).is_some());
     offered.flat_map(|(dtype, reduction)| {
         gpu::entries(Slots::Simple, &DTYPES[dtype as usize], &REDUCTIONS[reduction as usize])
             .filter(|(image, _)| image.architecture().compute_capability >= MULTIMEM_CAPABILITY)

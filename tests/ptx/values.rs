@@ -48,7 +48,10 @@ pub(crate) fn numbers(format: &'static Format, salt: u64, count: usize) -> Vec<N
 
 /// As memory holds them.
 pub(crate) fn bytes_of(numbers: &[Number]) -> Vec<u8> {
-    numbers.iter().flat_map(|number| number.bits().to_le_bytes().into_iter().take(number.format.dtype.bytes())).collect()
+    numbers
+        .iter()
+        .flat_map(|number| number.bits().to_le_bytes().into_iter().take(number.format.dtype.bytes()))
+        .collect()
 }
 
 /// What memory holds.
@@ -86,7 +89,8 @@ pub(crate) fn factors(dtype: DType, reduction: Reduction, is_finished: bool, ran
     } else {
         let exact = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
         let power = ranks.next_power_of_two() as f64;
-        let scale = if reduction == Reduction::Avg { 1.0 / power } else { [0.75, -2.0, 1e-3, 300.0][random as usize >> 8 & 3] };
+        let scale =
+            if reduction == Reduction::Avg { 1.0 / power } else { [0.75, -2.0, 1e-3, 300.0][random as usize >> 8 & 3] };
         (Factor::Float(exact(scale)), Factor::Float(exact(power / ranks as f64)))
     };
     Step { reduction, scale, finish: is_finished.then_some(finish) }
