@@ -252,8 +252,8 @@ mod tests {
         let rows: usize =
             DTYPES.iter().map(|dtype| REDUCTIONS.iter().filter(|reduction| dtype.offers(reduction)).count()).sum();
         assert_eq!(text.matches("Row::of").count(), rows);
-        assert!(text.contains("(3, 4) => Row::of::<element::Bf16, reduction::Avg, 4>(isa),"), "{text}");
-        assert!(text.contains("(10, 0) => Row::of::<element::U32, reduction::Sum, 2>(isa),"), "{text}");
+        assert!(text.contains("(3, 4) => Row::of::<element::Bf16, reduction::Avg, 4, true>(isa),"), "{text}");
+        assert!(text.contains("(10, 0) => Row::of::<element::U32, reduction::Sum, 2, false>(isa),"), "{text}");
     }
 
     #[test]
