@@ -236,7 +236,7 @@ mod tests {
         let error = "rign".parse::<Algorithm>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "no algorithm is called \"rign\"; expected one of ring, tree, chain, one_shot, direct, dissemination"
+            "no algorithm is called \"rign\"; expected one of ring, tree, chain, one_shot, direct, nvls, dissemination"
         );
     }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use softgpu::{Arguments, LaunchError, LaunchOptions, Machine, MemoryKind, Module, Running};
 use tutti::ptx::{self, Image};
-use tutti_codegen::{DType, Entry, Reduction, Slots};
+use tutti::{DType, Reduction};
+use tutti_codegen::{DTYPES, Entry, REDUCTIONS, Slots};
 use tutti_kernels::layout::{LINE_BYTES, NO_PROGRAM, SLOT_HEADER_BYTES, slot_format, step_flag};
 
 /// An image, parsed once for all tests.
@@ -26,11 +27,20 @@ pub(crate) fn parsed(image: &Image, text: &str) -> Arc<Module> {
 /// The entry point of a type and a reduction, with every image that has it.
 pub(crate) fn entries(
     slots: Slots,
-    dtype: &'static DType,
-    reduction: &'static Reduction,
+    dtype: DType,
+    reduction: Reduction,
 ) -> impl Iterator<Item = (&'static Image, Entry)> {
-    let entry = tutti_codegen::entry_for(slots, dtype, reduction).expect("the type offers the reduction");
-    let has_it = move |image: &&Image| image.slots() == slots && image.dtype() == entry.dtype.name;
+    let rows = (&DTYPES[dtype as usize], &REDUCTIONS[reduction as usize]);
+    having(tutti_codegen::entry_for(slots, rows.0, rows.1).expect("the type offers the reduction"))
+}
+
+/// The entry point that only copies, with every image that has it.
+pub(crate) fn copy_entries(slots: Slots) -> impl Iterator<Item = (&'static Image, Entry)> {
+    having(tutti_codegen::copy_entry(slots))
+}
+
+fn having(entry: Entry) -> impl Iterator<Item = (&'static Image, Entry)> {
+    let has_it = move |image: &&Image| image.slots() == entry.slots && image.dtype() == entry.dtype.name;
     super::images().iter().filter(has_it).map(move |image| (image, entry))
 }
 
@@ -269,14 +279,16 @@ impl Launch {
     }
 }
 
-/// Waits for launches that wait for each other. If one fails, the others are ended, and this is what it says.
-pub(crate) fn all(running: Vec<Running>) -> Result<(), LaunchError> {
+/// Waits for launches that wait for each other; `ended` hears of each that has ended by itself. If one fails, the others are ended,
+/// and this is what it says.
+pub(crate) fn all(running: Vec<Running>, ended: impl Fn(usize)) -> Result<(), LaunchError> {
     let mut running: Vec<Option<Running>> = running.into_iter().map(Some).collect();
     while running.iter().any(Option::is_some) {
-        for launch in &mut running {
-            if let Some(ended) = launch.take_if(|launch| launch.is_finished()) {
+        for (index, launch) in running.iter_mut().enumerate() {
+            if let Some(finished) = launch.take_if(|launch| launch.is_finished()) {
                 // Those that are dropped end.
-                ended.wait()?;
+                finished.wait()?;
+                ended(index);
             }
         }
         std::thread::sleep(Duration::from_micros(50));

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use softgpu::Machine;
 use tutti::{DType, Reduction};
-use tutti_codegen::{DTYPES, REDUCTIONS, Slots};
+use tutti_codegen::Slots;
 use tutti_kernels::interpreter::{Kernel, StepOperands};
 use tutti_kernels::layout::{self, launch_status, operand_flag, operand_kind, step_flag};
 use tutti_kernels::table::{self, Isa};
@@ -17,7 +17,7 @@ use super::replay::{for_any, mix};
 use super::values::{bytes_of, compare, factor_bits, factors, numbers};
 
 /// Steps of each element type and reduction.
-const CASES: u32 = 16;
+const CASES: u32 = 8;
 
 /// What lies around operands on the host, and in front of them on a GPU.
 const BESIDE: u8 = 0xa5;
@@ -38,6 +38,7 @@ struct Case {
     in_place: Option<prop::sample::Index>,
     is_finished: bool,
     is_backwards: bool,
+    streams: bool,
     touches_windows: bool,
     blocks: u64,
     warps: u32,
@@ -46,12 +47,12 @@ struct Case {
 
 /// Most steps have operands that are aligned alike, as it is in use.
 fn any_case() -> impl Strategy<Value = Case> {
-    let bytes = prop_oneof![1 => Just(0), 3 => 1..300_usize, 4 => 300..5000_usize, 2 => 5000..40_000_usize];
+    let bytes = prop_oneof![1 => Just(0), 4 => 1..300_usize, 4 => 300..4000_usize, 1 => 4000..20_000_usize];
     let alike = prop_oneof![Just(0), Just(0), 0..33_usize];
     let alone = prop_oneof![6 => Just(None), 1 => (0..33_usize).prop_map(Some)];
     let operands = (alike, vec((alone.clone(), any::<bool>()), 1..=6), vec(alone, 1..=5));
     let in_place = proptest::option::of(any::<prop::sample::Index>());
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (bytes, operands, in_place, flags, 1..=4_u64, 1..=8_u32, any::<u64>()).prop_map(
         |(bytes, (alike, sources, destinations), in_place, flags, blocks, warps, salt)| Case {
             bytes,
@@ -61,6 +62,7 @@ fn any_case() -> impl Strategy<Value = Case> {
             is_finished: flags.0,
             is_backwards: flags.1,
             touches_windows: flags.2,
+            streams: flags.3,
             blocks,
             warps,
             salt,
@@ -117,8 +119,9 @@ impl<'a> Prepared<'a> {
 
     fn flags(&self) -> u32 {
         let backwards = if self.case.is_backwards { step_flag::BACKWARDS } else { 0 };
+        let streams = if self.case.streams { step_flag::STREAMS } else { 0 };
         let touches = if self.case.touches_windows { step_flag::TOUCHES_WINDOWS } else { 0 };
-        gpu::finish_flag(self.case.is_finished) | backwards | touches
+        gpu::finish_flag(self.case.is_finished) | backwards | streams | touches
     }
 
     fn check(&self, destination: usize, came: &[u8], beside: &[u8]) -> Result<(), String> {
@@ -291,32 +294,12 @@ impl HostBuffer {
     }
 }
 
-/// The instruction sets that this processor has.
-pub(crate) fn instruction_sets() -> Vec<Isa> {
-    let mut all = vec![Isa::Baseline];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx2") {
-            all.push(Isa::Avx2);
-        }
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            all.push(Isa::Avx512);
-        }
-    }
-    all
-}
-
 #[test]
 fn any_step_has_the_same_bits_on_the_host_and_by_every_entry_point_of_every_image() {
-    let (machine, isas) = (Machine::new(), instruction_sets());
+    let (machine, isas) = (Machine::new(), tutti_kernels::isas!());
     for dtype in DType::ALL {
         for reduction in dtype.reductions() {
             let about = format!("{} {}", dtype.name(), reduction.name());
-            let rows = (&DTYPES[*dtype as usize], &REDUCTIONS[reduction as usize]);
             for_any(
                 "ptx",
                 "any_step_has_the_same_bits_on_the_host_and_by_every_entry_point_of_every_image",
@@ -328,7 +311,7 @@ fn any_step_has_the_same_bits_on_the_host_and_by_every_entry_point_of_every_imag
                     for isa in &isas {
                         prepared.on_the_host(*isa).map_err(|error| format!("{about} by {isa:?}: {error}"))?;
                     }
-                    for (image, entry) in Slots::ALL.iter().flat_map(|slots| gpu::entries(*slots, rows.0, rows.1)) {
+                    for (image, entry) in Slots::ALL.iter().flat_map(|slots| gpu::entries(*slots, *dtype, reduction)) {
                         prepared.on_a_gpu(&machine, image, &entry).map_err(|error| {
                             format!("{about} by {} of {}: {error}", entry.name(), image.file_name())
                         })?;
@@ -337,5 +320,29 @@ fn any_step_has_the_same_bits_on_the_host_and_by_every_entry_point_of_every_imag
                 },
             );
         }
+    }
+}
+
+#[test]
+fn any_copy_keeps_every_bit_by_the_kernels_that_only_copy() {
+    let machine = Machine::new();
+    for dtype in DType::ALL {
+        for_any(
+            "ptx",
+            "any_copy_keeps_every_bit_by_the_kernels_that_only_copy",
+            &dtype.name(),
+            CASES,
+            &any_case(),
+            |mut case| {
+                case.sources.truncate(1);
+                case.is_finished = false;
+                let prepared = Prepared::new(&case, *dtype, Reduction::Sum);
+                for (image, entry) in Slots::ALL.iter().flat_map(|slots| gpu::copy_entries(*slots)) {
+                    let about = || format!("{} by {} of {}", dtype.name(), entry.name(), image.file_name());
+                    prepared.on_a_gpu(&machine, image, &entry).map_err(|error| format!("{}: {error}", about()))?;
+                }
+                Ok(())
+            },
+        );
     }
 }

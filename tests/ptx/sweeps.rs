@@ -5,7 +5,7 @@
 
 use softgpu::{LaunchOptions, Machine};
 use tutti::{DType, Reduction};
-use tutti_codegen::{DTYPES, REDUCTIONS, Slots};
+use tutti_codegen::Slots;
 use tutti_kernels::interpreter::{Kernel, StepOperands};
 use tutti_kernels::layout::{self, launch_status, operand_flag, operand_kind, slot_format};
 use tutti_kernels::table;
@@ -14,7 +14,7 @@ use super::gpu::{self, Bench, Call, Loop, Operand};
 use super::number::{Format, Number};
 use super::oracle::{Factor, Step};
 use super::replay::Random;
-use super::steps::{HostBuffer, instruction_sets};
+use super::steps::HostBuffer;
 use super::values::{borders, bytes_of, compare, factor_bits};
 
 /// Numbers of 16 bits that each meet all others.
@@ -72,7 +72,7 @@ fn sweep(dtype: DType) {
         // SAFETY: the buffers outlive the machine's use of them: they are taken back below, when no launch is running any more.
         unsafe { machine.register(*address, bytes as u64) }.expect("nobody has registered it");
     }
-    let isas = instruction_sets();
+    let isas = tutti_kernels::isas!();
     for reduction in dtype.reductions() {
         let step = step(reduction);
         let expected: Vec<u64> =
@@ -120,8 +120,7 @@ fn sweep(dtype: DType) {
                 gpu::Step { bytes: section, sources: vec![window(0), window(1)], destinations: vec![window(2)], flags };
             vec![Loop { iterations: 1, chunk_bytes: section as u32, steps: vec![step] }]
         };
-        let rows = (&DTYPES[dtype as usize], &REDUCTIONS[reduction as usize]);
-        for (image, entry) in Slots::ALL.iter().flat_map(|slots| gpu::entries(*slots, rows.0, rows.1)) {
+        for (image, entry) in Slots::ALL.iter().flat_map(|slots| gpu::entries(*slots, dtype, reduction)) {
             let bench = Bench::new(&machine);
             let is_simple = image.slots() == Slots::Simple;
             let launch = Call {

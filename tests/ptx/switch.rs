@@ -20,7 +20,7 @@ use super::replay::{Random, for_any, mix};
 use super::values::{bits_of, bytes_of};
 
 /// Calls of each entry point.
-const CASES: u32 = 6;
+const CASES: u32 = 3;
 
 /// What goes through the switch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +49,7 @@ struct Case {
 
 fn any_case() -> impl Strategy<Value = Case> {
     let way = prop_oneof![Just(Way::Reduce), Just(Way::Store), Just(Way::Both)];
-    let units = prop_oneof![0..20_u64, 20..700_u64];
+    let units = prop_oneof![0..20_u64, 20..200_u64];
     (way, 2..=3_usize, units, prop_oneof![1..40_u64, Just(1000)], 0..4_u64, 1..=8_u32, any::<u64>()).prop_map(
         |(way, ranks, units, chunk_units, skew_units, warps, salt)| {
             // Not so many chunks that most of the time goes into them.
@@ -181,7 +181,7 @@ fn run(
         })
         .collect();
     let begin = |launch: &gpu::Launch| launch.begin(&bench, module, entry, 32 * case.warps);
-    gpu::all(launches.iter().map(begin).collect()).map_err(|error| error.to_string())?;
+    gpu::all(launches.iter().map(begin).collect(), |_| ()).map_err(|error| error.to_string())?;
     for (rank, output) in outputs.iter().enumerate() {
         if launches[rank].status(&bench) != launch_status::GOOD {
             return Err(format!("rank {rank} did not end well"));
@@ -209,10 +209,31 @@ fn switched() -> impl Iterator<Item = (DType, Reduction, &'static Image, Entry)>
     let offered =
         all.filter(|(dtype, reduction)| DTYPES[*dtype as usize].multimem(&REDUCTIONS[*reduction as usize]).is_some());
     offered.flat_map(|(dtype, reduction)| {
-        gpu::entries(Slots::Simple, &DTYPES[dtype as usize], &REDUCTIONS[reduction as usize])
-            .filter(|(image, _)| image.architecture().compute_capability >= MULTIMEM_CAPABILITY)
+        gpu::entries(Slots::Simple, dtype, reduction)
+            .filter(|(image, _)| reaches(image))
             .map(move |(image, entry)| (dtype, reduction, image, entry))
     })
+}
+
+/// Whether an image is of an architecture that reaches a switch.
+fn reaches(image: &Image) -> bool {
+    image.architecture().compute_capability >= MULTIMEM_CAPABILITY
+}
+
+#[test]
+fn any_copy_to_all_through_a_switch_is_right_and_free_of_races() {
+    let machine = Machine::new();
+    for (image, entry) in gpu::copy_entries(Slots::Simple).filter(|(image, _)| reaches(image)) {
+        let about = format!("{} of {}", entry.name(), image.file_name());
+        let module = gpu::module(image);
+        let dtypes = any::<prop::sample::Index>().prop_map(|index| *index.get(DType::ALL));
+        let name = "any_copy_to_all_through_a_switch_is_right_and_free_of_races";
+        for_any("ptx", name, &about, 2 * CASES, &(any_case(), dtypes), |(case, dtype)| {
+            let case = Case { way: Way::Store, ..case };
+            let what = (dtype, Reduction::Sum);
+            run(&machine, &module, &entry, what, &case).map_err(|error| format!("{about} of {dtype}: {error}"))
+        });
+    }
 }
 
 #[test]
