@@ -575,7 +575,7 @@ rank r1 scratch_bytes 0
             (
                 &RING.replace("s1 2048: output@2048", "s1 2048: outptu@2048"),
                 "line 14, column 16: expected an operand \
-                such as input@0, c0 or r1.output@64, came \"outptu\"",
+                such as input@0, c0, r1.output@64 or all.input@0, came \"outptu\"",
             ),
             (&RING.replace("(c0,", "(c0;"), "line 14, column 51: expected \")\", came \";\""),
             (
