@@ -14,6 +14,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 use std::string::String;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -38,7 +39,7 @@ pub enum Weakened {
 }
 
 /// Plain memory, and what loom knows of the accesses to it.
-type Plain = (Range<usize>, Arc<UnsafeCell<()>>);
+type Plain = (Range<usize>, Rc<UnsafeCell<()>>);
 
 std::thread_local! {
     // loom's threads all run on the thread that called `check`, one at a time.
@@ -111,7 +112,7 @@ pub unsafe fn share_word(address: *const u64) {
 /// Makes `bytes` bytes at `address` plain memory that the model's threads share.
 pub fn share_plain(address: *const u8, bytes: usize) {
     let range = address.addr()..address.addr() + bytes;
-    PLAIN.with_borrow_mut(|plain| plain.push((range, Arc::new(UnsafeCell::new(())))));
+    PLAIN.with_borrow_mut(|plain| plain.push((range, Rc::new(UnsafeCell::new(())))));
 }
 
 /// Makes a connection's memory what the model's threads share: the counter, and of each slot its header and `slot_bytes` bytes.
