@@ -294,17 +294,17 @@ impl Step {
 /// The bits of a reduction in rank order with one rounding at the end, as direct and one-shot plans do it. Not for NaNs.
 pub(crate) fn in_rank_order(elements: &[Number], reduction: Reduction, scale: f64) -> u64 {
     let format = elements[0].format;
-    if format.dtype.is_integer() {
-        return format.wrapped(whole(elements, reduction, scale as i128)).bits();
-    }
     let power = elements.len().next_power_of_two() as f64;
     let exact_in = |value: f64| if format.dtype == DType::F64 { value } else { f64::from(value as f32) };
-    let (scale, finish) = match reduction {
-        Reduction::Avg => (1.0 / power, Some(Factor::Float(exact_in(power / elements.len() as f64)))),
-        _ => (scale, None),
+    let (scale, finish) = match (format.dtype.is_integer(), reduction) {
+        (true, Reduction::Avg) => (Factor::Whole(1), Some(Factor::Whole(elements.len() as u64))),
+        (true, _) => (Factor::Whole(scale as i128 as u64), None),
+        (false, Reduction::Avg) => {
+            (Factor::Float(1.0 / power), Some(Factor::Float(exact_in(power / elements.len() as f64))))
+        }
+        (false, _) => (Factor::Float(exact_in(scale)), None),
     };
-    let step = Step { reduction, scale: Factor::Float(exact_in(scale)), finish };
-    step.bits(elements, &vec![true; elements.len()])
+    Step { reduction, scale, finish }.bits(elements, &vec![true; elements.len()])
 }
 
 /// The Rust types are those that the library says they are.

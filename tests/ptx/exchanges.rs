@@ -602,7 +602,7 @@ fn a_line_of_ll128_that_is_not_stored_whole_is_noticed_and_ll_needs_only_whole_w
         // The second words come first, the flag of each line among them; the first words take their time.
         let torn = with_other_stores(image.text(), |address, low, high| {
             format!(
-                "\tst.relaxed.sys.global.b64 [{address}+8], {high};\n\tnanosleep.u32 100000;\n\
+                "\tst.relaxed.sys.global.b64 [{address}+8], {high};\n\tnanosleep.u32 200000;\n\
                  \tst.relaxed.sys.global.b64 [{address}], {low};"
             )
         });
@@ -614,7 +614,9 @@ fn a_line_of_ll128_that_is_not_stored_whole_is_noticed_and_ll_needs_only_whole_w
         };
         let what = format!("{} of {}", entry.name(), image.file_name());
         run(SlotFormat::Ll).unwrap_or_else(|error| panic!("{what}: {error}"));
-        let report = run(SlotFormat::Ll128).expect_err(&what);
+        // Whether the other side looks in between is chance, though a good one.
+        let report = (0..30).find_map(|_| run(SlotFormat::Ll128).err());
+        let report = report.unwrap_or_else(|| panic!("{what}: nobody noticed"));
         assert!(report.contains("status") || report.contains("element"), "{what}: {report}");
     }
 }

@@ -20,7 +20,7 @@ use super::replay::{Random, for_any, mix};
 use super::values::{bits_of, bytes_of};
 
 /// Calls of each entry point.
-const CASES: u32 = 3;
+const CASES: u32 = 2;
 
 /// What goes through the switch.
 #[derive(Clone, Copy, Debug, PartialEq)]
