@@ -106,7 +106,7 @@ impl Case {
     }
 
     /// The same without anything to reduce: the second rank keeps what it receives, and sends it back.
-    fn as_copy(self) -> Case {
+    fn into_copy(self) -> Case {
         let first = self.sources[0][0];
         Case { connections: 1, sources: [vec![first], Vec::new()], is_marked: false, is_finished: false, ..self }
     }
@@ -400,7 +400,7 @@ fn any_message_that_is_only_passed_on_keeps_every_bit_through_slots_of_every_for
             8 * CASES,
             &(any_case(*slots), any::<prop::sample::Index>()),
             |(case, dtype)| {
-                let (case, dtype) = (case.as_copy(), *dtype.get(DType::ALL));
+                let (case, dtype) = (case.into_copy(), *dtype.get(DType::ALL));
                 for (image, entry) in gpu::copy_entries(*slots) {
                     let bench = Bench::new(&machine);
                     Exchange::new(&bench, &case, dtype, Reduction::Sum, AGREED)
