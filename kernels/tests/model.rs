@@ -11,7 +11,7 @@ use std::ptr;
 use tutti_kernels::interpreter::{Progress, State, advance};
 use tutti_kernels::layout::{
     Call, Completed, Counter, Fingerprint, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SendEnd, SlotHeader, Step,
-    buffer, operand_kind, step_flag,
+    buffer, operand_kind, slot_format, step_flag,
 };
 use tutti_kernels::model::atomic::{AtomicU32, Ordering};
 use tutti_kernels::model::{self, Weakened};
@@ -112,6 +112,7 @@ fn call(abort: &AtomicU32) -> Call {
         fingerprint: FINGERPRINT,
         buffers: [ptr::null_mut(); buffer::COUNT],
         windows: ptr::null(),
+        multicast: ptr::null(),
         sends: ptr::null_mut(),
         receives: ptr::null_mut(),
         completed: ptr::null_mut(),
@@ -120,6 +121,8 @@ fn call(abort: &AtomicU32) -> Call {
         traces: ptr::null_mut(),
         scale: 0,
         finish: 0,
+        slot_format: slot_format::SIMPLE,
+        reserved: 0,
     }
 }
 
