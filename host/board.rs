@@ -284,11 +284,13 @@ impl Board {
         let Some(mine) = self.fingerprint(rank, last) else { return Ok(true) };
         let mut all_came = true;
         for (peer, lines) in self.ranks.iter().enumerate() {
+            // Asked before its fingerprint is: a rank that comes between the two has not been compared yet.
+            let came = lines.sequence.load(Ordering::Acquire) >= last;
             match self.fingerprint(peer, last) {
                 Some(theirs) if theirs != mine => return Err(self.mismatch(rank, &mine, peer, &theirs)),
                 Some(_) => {}
                 // Nobody gets so far ahead that the board forgets what others have yet to do; a rank that has come, has agreed.
-                None => all_came &= lines.sequence.load(Ordering::Relaxed) >= last,
+                None => all_came &= came,
             }
         }
         Ok(all_came)
