@@ -20,7 +20,7 @@ use crate::run::{Lineup, run_together};
 /// ```
 /// # fn main() -> tutti::Result<()> {
 /// let ranks = tutti::local(2)?;
-/// let (mut a, mut b) = (vec![1.0_f32, 2.0], vec![10.0, 20.0]);
+/// let (mut a, mut b) = (vec![1.0_f32, 2.0], vec![10.0_f32, 20.0]);
 /// let mut group = tutti::Group::new();
 /// group.all_reduce_in_place(&ranks[0], &mut a, tutti::Reduction::Sum)?;
 /// group.all_reduce_in_place(&ranks[1], &mut b, tutti::Reduction::Sum)?;
