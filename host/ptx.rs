@@ -1,5 +1,5 @@
-//! The PTX images that this build carries: one for each element type and each architecture that makes a difference to it, as
-//! the kernel table says.
+//! The PTX images that this build carries: one for each element type, kind of slots and architecture that makes a difference, and
+//! those that only move bytes, as the kernel table says.
 //!
 //! A build on a machine without a Rust compiler for PTX carries none; [`images`] then says why, as an ordinary value.
 //!
