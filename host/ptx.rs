@@ -133,8 +133,8 @@ impl fmt::Display for NoImage {
                 needed.cuda, needed.driver
             ),
             NoImage::NotOffered { dtype, reduction } => {
-                let offered: Vec<&str> = dtype.reductions().map(Reduction::name).collect();
-                write!(f, "{dtype} does not offer {reduction}: expected one of {}", offered.join(", "))
+                let Some(refusal) = dtype.refusal(*reduction) else { return f.write_str("there is such a kernel") };
+                write!(f, "expected {}, came {}", refusal.expected, refusal.came)
             }
         }
     }
