@@ -106,6 +106,8 @@ pub(crate) struct Board {
     verdict: Mutex<Option<Error>>,
     ranks: Box<[Lines]>,
     windows: Box<[UnsafeCell<Window>]>,
+    /// Who else must know at once that the communicator is broken.
+    on_abort: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 // SAFETY: all but `windows` is atomic or locked. A rank writes its own window before it publishes a slot of the call, peers
@@ -117,6 +119,11 @@ unsafe impl Send for Board {}
 
 impl Board {
     pub(crate) fn new(rank_count: usize) -> Board {
+        Board::telling(rank_count, None)
+    }
+
+    /// One that tells somebody else too when the communicator breaks.
+    pub(crate) fn telling(rank_count: usize, on_abort: Option<Box<dyn Fn() + Send + Sync>>) -> Board {
         let lines = || Lines {
             sequence: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -134,6 +141,7 @@ impl Board {
             verdict: Mutex::new(None),
             ranks: (0..rank_count).map(|_| lines()).collect(),
             windows: (0..rank_count).map(|_| window()).collect(),
+            on_abort,
         }
     }
 
@@ -195,6 +203,11 @@ impl Board {
     /// Whether `rank` has come to a call yet.
     pub(crate) fn has_called(&self, rank: usize) -> bool {
         self.ranks[rank].sequence.load(Ordering::Relaxed) != 0
+    }
+
+    /// The last call that `rank` has come to.
+    pub(crate) fn sequence(&self, rank: usize) -> u64 {
+        self.ranks[rank].sequence.load(Ordering::Acquire)
     }
 
     /// Says that `rank` gives up its communicator.
@@ -341,6 +354,9 @@ impl Board {
     pub(crate) fn fail(&self, error: Error) -> Error {
         let verdict = lock(&self.verdict).get_or_insert(error).clone();
         self.abort.0.store(1, Ordering::SeqCst);
+        if let Some(on_abort) = &self.on_abort {
+            on_abort();
+        }
         verdict
     }
 

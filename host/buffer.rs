@@ -21,6 +21,25 @@ pub unsafe trait Buffer {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Where it lies. What is not the host's may only be given to communicators whose devices reach it.
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+}
+
+/// Where a buffer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Memory {
+    /// In memory of the host.
+    Host,
+    /// In memory that a CUDA device reaches.
+    Cuda {
+        /// The device, as the driver counts.
+        device: usize,
+        /// Whether the peers reach it too, so that they may read and write it in place.
+        exposed: bool,
+    },
 }
 
 /// Memory that can be written as elements.

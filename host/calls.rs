@@ -1,7 +1,7 @@
 //! The calls that move data, with their types: what each one takes and means is said once, in the list at the end.
 //!
-//! There are four ways to make a call: of a communicator, with the communicator's settings or with some of its own, and as a
-//! part of a group, either way. Each collective has three forms: with two buffers, in place, and asynchronous (which is in
+//! There are five ways to make a call: of a communicator, with the communicator's settings or with some of its own, as a part of a
+//! group, either way, and queued on a stream. Each collective has three forms: with two buffers, in place, and asynchronous (which is in
 //! place and owns its buffer; a group has none of these). The macro makes the methods of all of them.
 
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
 use crate::core::Request;
+use crate::cuda::{Handle, OnStream};
 use crate::dtype::{Reduction, Scale};
 use crate::error::Result;
 use crate::group::Group;
@@ -101,6 +102,23 @@ impl<'a> CallBuilder<'a> {
     /// See [`Error`](crate::Error).
     pub fn barrier(self) -> Result<()> {
         self.run(Ok(self.communicator.asker().barrier()))
+    }
+}
+
+impl OnStream<'_> {
+    /// [`Communicator::barrier`], queued: what is queued behind it runs when every rank has come.
+    ///
+    /// # Errors
+    ///
+    /// As of the others.
+    pub fn barrier(self) -> Result<Handle> {
+        self.enqueue(Ok(self.call.communicator.asker().barrier()))
+    }
+
+    fn enqueue(self, request: Result<Request>) -> Result<Handle> {
+        let CallBuilder { communicator, overrides } = self.call;
+        let request = request?.with(&overrides)?;
+        communicator.in_turn().enqueue(&request, &overrides, self.stream).map(Handle)
     }
 }
 
@@ -213,6 +231,33 @@ macro_rules! calls {
                     B: BufferMut + Send + 'static,
                 {
                     self.submit(buffer, move |asker, buffer| asker.$in_place(Out::of(buffer), $($argument),*))
+                }
+            )*
+        }
+
+        impl OnStream<'_> {
+            $(
+                #[doc = concat!("[`Communicator::", stringify!($call), "`], queued.")]
+                ///
+                /// # Errors
+                ///
+                /// What keeps it from being queued; what goes wrong later the handle says. See [`Error`](crate::Error).
+                pub fn $call<B: Buffer + ?Sized>(
+                    self,
+                    input: &B,
+                    output: &mut (impl BufferMut<Element = B::Element> + ?Sized),
+                    $($argument: $type),*
+                ) -> Result<Handle> {
+                    self.enqueue(self.call.communicator.asker().$call(In::of(input), Out::of(output), $($argument),*))
+                }
+
+                #[doc = concat!("[`Communicator::", stringify!($in_place), "`], queued.")]
+                ///
+                /// # Errors
+                ///
+                /// As of the others.
+                pub fn $in_place(self, buffer: &mut (impl BufferMut + ?Sized), $($argument: $type),*) -> Result<Handle> {
+                    self.enqueue(self.call.communicator.asker().$in_place(Out::of(buffer), $($argument),*))
                 }
             )*
         }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::calls::CallBuilder;
 use crate::core::{Core, MemoryReport, TimedStep, World};
+use crate::device::cuda::Device;
+use crate::device::cuda::ranks::Ranks;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
@@ -40,7 +42,13 @@ pub fn local_with(rank_count: usize, options: Options) -> Result<Vec<Communicato
         });
     }
     let world = World::in_process(rank_count, options.geometry()?);
-    Ok((0..rank_count).map(|rank| Communicator::new(&world, rank, options.clone())).collect())
+    (0..rank_count).map(|rank| Communicator::new(&world, rank, options.clone())).collect()
+}
+
+/// See `cuda::local_with`.
+pub(crate) fn on_cuda(devices: &[Device], options: Options) -> Result<Vec<Communicator>> {
+    let world = World::on_cuda(devices, options.geometry()?)?;
+    (0..devices.len()).map(|rank| Communicator::new(&world, rank, options.clone())).collect()
 }
 
 /// One rank's place among ranks that hold the same numbers after each call.
@@ -78,10 +86,10 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    fn new(world: &Arc<World>, rank: usize, options: Options) -> Communicator {
-        let core = Core::new(Arc::clone(world), rank, options.clone());
+    pub(crate) fn new(world: &Arc<World>, rank: usize, options: Options) -> Result<Communicator> {
+        let core = Core::new(Arc::clone(world), rank, options.clone())?;
         let held = core.held();
-        Communicator { queue: Arc::new(Queue::new(core)), world: Arc::clone(world), rank, options, held }
+        Ok(Communicator { queue: Arc::new(Queue::new(core)), world: Arc::clone(world), rank, options, held })
     }
 
     /// Which rank this is, counted from 0.
@@ -96,6 +104,16 @@ impl Communicator {
     /// How many ranks there are.
     pub fn rank_count(&self) -> usize {
         self.world.board.rank_count()
+    }
+
+    /// What ranks on CUDA devices share, if these are such.
+    pub(crate) fn cuda(&self) -> Option<&Arc<Ranks>> {
+        self.world.cuda.as_ref()
+    }
+
+    /// The error that broke the communicator, if one has.
+    pub(crate) fn verdict(&self) -> Option<Error> {
+        self.world.board.verdict()
     }
 
     pub(crate) fn asker(&self) -> Asker {
@@ -156,10 +174,11 @@ impl Communicator {
             let what = format!("rank {} is not among those of its colour", self.rank);
             return Err(self.world.board.fail(Error::Internal { what }));
         };
-        let world = self.world.child(core.sequence(), color, members.len());
+        let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        let world = self.world.child(core.sequence(), color, &members)?;
         // Until somebody else calls, the part is this thread's.
         presence::drive(&world, rank);
-        Ok(Some(Communicator::new(&world, rank, self.options.clone())))
+        Communicator::new(&world, rank, self.options.clone()).map(Some)
     }
 
     /// The same ranks with connections of their own: its calls overlap with those of this communicator. All ranks call it, each
@@ -191,7 +210,8 @@ impl Communicator {
     pub fn plan(&self, collective: Collective, count: usize, dtype: DType) -> Result<Plan> {
         let (count, element_bytes) = (count as u64, dtype.bytes() as u32);
         let (options, overrides) = (&self.options, Overrides::default());
-        let algorithm = self.world.algorithm(collective, count, element_bytes, options, &overrides);
+        let windows = self.world.transport.guarantees().windows;
+        let algorithm = self.world.algorithm(collective, count, element_bytes, windows, options, &overrides);
         self.world.plan(PlanKey { collective, algorithm, count, element_bytes })
     }
 

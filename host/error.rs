@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use crate::plan::PlanError;
+use crate::ptx::NoImage;
 
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -137,6 +138,53 @@ pub enum Error {
         reason: String,
     },
 
+    /// There is no CUDA driver here that works.
+    #[error("no CUDA driver: {library}: {reason}")]
+    NoDriver {
+        /// The library that was to be opened.
+        library: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+
+    /// This build's kernels do not run on a device.
+    #[error("device {device}: {reason}")]
+    NoKernel {
+        /// The device, as the driver counts.
+        device: usize,
+        /// Why.
+        reason: NoImage,
+    },
+
+    /// A device does not hold all blocks of a call at once, and blocks wait for each other.
+    #[error(
+        "device {device}: the ranks on it have {blocks} blocks in this call, and it holds {resident} at once; use fewer ranks \
+         for each device"
+    )]
+    NotResident {
+        /// The device, as the driver counts.
+        device: usize,
+        /// Blocks of all its ranks.
+        blocks: u32,
+        /// How many it holds.
+        resident: u32,
+    },
+
+    /// The CUDA driver refused something, or says that something failed.
+    #[error("{doing}: {call} gave {name} ({code}): {description}")]
+    Cuda {
+        /// What tutti was doing.
+        doing: String,
+        /// The driver's function.
+        call: &'static str,
+        /// Its error code.
+        code: u32,
+        /// That code's name.
+        name: String,
+        /// What the driver says about it.
+        description: String,
+    },
+
     /// Ranks wait for each other in a circle, or something else that a verified plan cannot do.
     #[error("internal error, please report it: {what}")]
     Internal {
@@ -151,7 +199,13 @@ impl Error {
         match self {
             Error::Argument { .. } | Error::Plan { .. } => ErrorKind::Caller,
             Error::Mismatch { .. } | Error::Late { .. } | Error::Left { .. } | Error::Aborted { .. } => ErrorKind::Peer,
-            Error::MemoryBudget { .. } | Error::OutOfMemory { .. } | Error::Thread { .. } => ErrorKind::Machine,
+            Error::MemoryBudget { .. }
+            | Error::OutOfMemory { .. }
+            | Error::Thread { .. }
+            | Error::NoDriver { .. }
+            | Error::NoKernel { .. }
+            | Error::NotResident { .. }
+            | Error::Cuda { .. } => ErrorKind::Machine,
             Error::Internal { .. } => ErrorKind::Internal,
         }
     }

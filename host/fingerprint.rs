@@ -1,15 +1,12 @@
 //! What a rank says it is doing, packed into the few words that every slot carries.
 
-use tutti_kernels::layout::Fingerprint;
+use tutti_kernels::layout::{Fingerprint, ODD};
 
 use crate::dtype::{DType, Reduction, Scale};
 use crate::plan::{Algorithm, Collective, Rank};
 
 /// The code of "none" for a field that a call does not have.
 const NONE: u8 = u8::MAX;
-
-/// An odd number that looks random: the golden ratio's, for digests.
-const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Beside the collectives of plans, the calls of a communicator include making another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,24 +58,6 @@ impl CallWords {
         // The plan's word digests the scale too, so that those of later calls do.
         let plan = self.plan_digest ^ self.scale.wrapping_mul(ODD).rotate_left(29);
         Fingerprint { sequence, call, count: self.count, plan, scale: self.scale }
-    }
-}
-
-/// Makes a call's fingerprint from what is known of it before it is made.
-pub(crate) trait AsCall {
-    /// The fingerprint as that of call `sequence`, after calls of which the last one's plan word was `history`.
-    fn as_call(&self, sequence: u64, history: u64) -> Fingerprint;
-}
-
-impl AsCall for Fingerprint {
-    fn as_call(&self, sequence: u64, history: u64) -> Fingerprint {
-        // Multiplication by an odd number and a rotation lose nothing, so histories that differ go on differing; and since the
-        // words of this call come in between, those that it makes equal by accident are as rare as chance has it.
-        let mut word = history;
-        for part in [self.plan, self.call, self.count, sequence] {
-            word = (word ^ part).wrapping_mul(ODD).rotate_left(29);
-        }
-        Fingerprint { sequence, plan: word, ..*self }
     }
 }
 

@@ -23,6 +23,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod cuda;
 pub mod plan;
 pub mod ptx;
 
@@ -47,7 +48,7 @@ mod run;
 mod sync;
 mod transport;
 
-pub use buffer::{Buffer, BufferMut};
+pub use buffer::{Buffer, BufferMut, Memory};
 pub use calls::{CallBuilder, GroupCall};
 pub use communicator::{AbortHandle, Communicator, local, local_with};
 pub use core::{MemoryReport, TimedStep};

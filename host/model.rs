@@ -12,6 +12,7 @@ use tutti_kernels::model::{self, Weakened};
 use tutti_kernels::target::{is_aborted, note_read, note_write};
 
 use crate::board::Board;
+use crate::buffer::Memory;
 use crate::core::{Core, Polled, Request, World};
 use crate::dtype::{DType, Reduction};
 use crate::error::{Error, Result};
@@ -58,7 +59,7 @@ fn gave_up() -> Error {
 impl Caller {
     /// Comes to the call, on the thread that made the world: connections are opened there.
     fn start(world: &Arc<World>, rank: usize, algorithm: Algorithm) -> Caller {
-        let mut core = Core::new(Arc::clone(world), rank, Options::default());
+        let mut core = Core::new(Arc::clone(world), rank, Options::default()).expect("there is nothing to refuse");
         let mut input = Box::new([0.0; COUNT]);
         for (index, element) in input.iter_mut().enumerate() {
             *element = (1 + 10 * rank + index) as f32;
@@ -77,6 +78,7 @@ impl Caller {
             count: COUNT as u64,
             input: input.as_ptr().cast(),
             output: output.as_mut_ptr().cast(),
+            memory: [Memory::Host; 2],
         };
         let overrides = Overrides { algorithm: Some(algorithm), ..Overrides::default() };
         core.start(&request, &overrides).expect("the call begins");

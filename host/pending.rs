@@ -70,8 +70,8 @@ impl Jobs {
 impl Queue {
     pub(crate) fn new(core: Core) -> Queue {
         Queue {
-            rank: core.rank,
-            world: Arc::clone(&core.world),
+            rank: core.rank(),
+            world: Arc::clone(core.world()),
             core: Mutex::new(core),
             jobs: Mutex::default(),
             changed: Condvar::new(),
@@ -145,7 +145,7 @@ impl Queue {
         let job: Job = Box::new(move |core| {
             let result = catch_unwind(AssertUnwindSafe(|| run(core, &request, &overrides)));
             let result = result.unwrap_or_else(|_| {
-                let what = format!("an asynchronous call of rank {} panicked", core.rank);
+                let what = format!("an asynchronous call of rank {} panicked", core.rank());
                 Err(core.give_up(Error::Internal { what }))
             });
             *lock(&of.result) = Some(result);

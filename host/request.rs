@@ -1,6 +1,6 @@
 //! From typed arguments to a call without types: the one place where arguments are checked.
 
-use crate::buffer::{Buffer, BufferMut};
+use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::core::Request;
 use crate::dtype::{DType, Element, Reduction};
 use crate::error::{Error, Result};
@@ -20,6 +20,7 @@ pub(crate) struct Asker {
 pub(crate) struct In {
     address: *const u8,
     count: usize,
+    memory: Memory,
 }
 
 /// A buffer to write, without its type.
@@ -28,28 +29,29 @@ pub(crate) struct Out {
     address: *mut u8,
     count: usize,
     dtype: DType,
+    memory: Memory,
 }
 
 impl In {
     pub(crate) fn of<B: Buffer + ?Sized>(buffer: &B) -> In {
-        In { address: buffer.as_ptr().cast(), count: buffer.len() }
+        In { address: buffer.as_ptr().cast(), count: buffer.len(), memory: buffer.memory() }
     }
 }
 
 impl Out {
     pub(crate) fn of<B: BufferMut + ?Sized>(buffer: &mut B) -> Out {
         let count = buffer.len();
-        Out { address: buffer.as_mut_ptr().cast(), count, dtype: <B::Element as Element>::DTYPE }
+        Out { address: buffer.as_mut_ptr().cast(), count, dtype: <B::Element as Element>::DTYPE, memory: buffer.memory() }
     }
 
     fn as_in(self) -> In {
-        In { address: self.address, count: self.count }
+        In { address: self.address, count: self.count, memory: self.memory }
     }
 
     /// The block of `count` elements that belongs to `rank`.
     fn block(self, rank: usize, count: usize) -> Out {
         let address = self.address.wrapping_add(rank * count * self.dtype.bytes());
-        Out { address, count, dtype: self.dtype }
+        Out { address, count, ..self }
     }
 }
 
@@ -63,6 +65,7 @@ fn request(collective: Collective, reduction: Option<Reduction>, count: usize, i
         count: count as u64,
         input: input.address,
         output: output.address,
+        memory: [input.memory, output.memory],
     }
 }
 
@@ -200,6 +203,7 @@ impl Asker {
             count: 0,
             input: std::ptr::null(),
             output: std::ptr::null_mut(),
+            memory: [Memory::Host; 2],
         }
     }
 
@@ -215,6 +219,7 @@ impl Asker {
             count: input.len() as u64,
             input: input.as_ptr(),
             output: output.as_mut_ptr(),
+            memory: [Memory::Host; 2],
         }
     }
 }

@@ -20,7 +20,7 @@ struct Lent<C: DerefMut<Target = Core>> {
 impl<C: DerefMut<Target = Core>> Drop for Lent<C> {
     fn drop(&mut self) {
         if self.in_call {
-            let what = format!("rank {} panicked inside a call", self.core.rank);
+            let what = format!("rank {} panicked inside a call", self.core.rank());
             self.core.give_up(Error::Internal { what });
         }
     }
@@ -40,7 +40,7 @@ pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> 
     let mut lent = Lent { core, in_call: true };
     let core = &mut *lent.core;
     let _mode = FloatMode::standard();
-    let mut waiter = Waiter::new(core.rank_count(), core.world.processors);
+    let mut waiter = Waiter::new(core.rank_count(), core.world().processors);
     loop {
         let failed = match core.poll() {
             Ok(Polled::Done) => {

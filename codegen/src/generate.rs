@@ -232,18 +232,18 @@ mod tests {
     fn each_entry_point_calls_its_kernel_with_all_its_parameters() {
         let text = entry_points(Slots::Simple, dtype("bf16"), &ARCHITECTURES[2]);
         assert_eq!(text.matches("#[unsafe(no_mangle)]").count(), entries_of(Slots::Simple, dtype("bf16")).len());
-        assert!(text.contains("fn tutti_run_bf16_min(launch: *mut Launch) {"), "{text}");
+        assert!(text.contains("fn tutti_run_bf16_min(issue: IssueWords) {"), "{text}");
         assert!(
             text.contains(
-                "run::<crate::element::Bf16, crate::reduction::Min, 2, { crate::target::multimem::MIN_BF16 }>(launch)"
+                "run::<crate::element::Bf16, crate::reduction::Min, 2, { crate::target::multimem::MIN_BF16 }>(issue)"
             ),
             "{text}"
         );
-        assert!(text.contains("crate::reduction::Avg, 2, 0>(launch)"), "{text}");
+        assert!(text.contains("crate::reduction::Avg, 2, 0>(issue)"), "{text}");
         let text = entry_points(Slots::Simple, dtype("bf16"), &ARCHITECTURES[1]);
-        assert!(text.contains("crate::reduction::Sum, 4, 0>(launch)"), "{text}");
+        assert!(text.contains("crate::reduction::Sum, 4, 0>(issue)"), "{text}");
         let text = entry_points(Slots::LowLatency, dtype("bf16"), &ARCHITECTURES[0]);
-        assert!(text.contains("run_flagged::<crate::element::Bf16, crate::reduction::Min>(launch)"), "{text}");
+        assert!(text.contains("run_flagged::<crate::element::Bf16, crate::reduction::Min>(issue)"), "{text}");
     }
 
     #[test]

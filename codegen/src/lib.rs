@@ -579,12 +579,12 @@ pub struct Parameter {
     pub name: &'static str,
     /// Its type in the kernel's source.
     pub rust: &'static str,
-    /// Its type in PTX.
+    /// Its type in PTX; of an array, with its length.
     pub ptx: &'static str,
 }
 
 /// What every entry point is given, in this order.
-pub const PARAMETERS: &[Parameter] = &[Parameter { name: "launch", rust: "*mut Launch", ptx: "u64" }];
+pub const PARAMETERS: &[Parameter] = &[Parameter { name: "issue", rust: "IssueWords", ptx: "b8[96]" }];
 
 /// An entry point of an image: block `b` interprets program `b` of a launch to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -613,7 +613,7 @@ impl Entry {
     }
 }
 
-/// As in a declaration: `tutti_run_f32_sum(launch: *mut Launch)`.
+/// As in a declaration: `tutti_run_f32_sum(issue: IssueWords)`.
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parameters: Vec<String> =
@@ -711,7 +711,7 @@ mod tests {
     #[test]
     fn an_entry_point_prints_as_its_declaration() {
         let entry = Entry { slots: Slots::Simple, dtype: &DTYPES[2], reduction: &REDUCTIONS[3] };
-        assert_eq!(entry.to_string(), "tutti_run_f16_max(launch: *mut Launch)");
+        assert_eq!(entry.to_string(), "tutti_run_f16_max(issue: IssueWords)");
     }
 
     #[test]

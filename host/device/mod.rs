@@ -4,3 +4,5 @@
 //! nothing of how ranks found each other.
 
 pub(crate) mod cpu;
+pub(crate) mod cuda;
+pub(crate) mod program;

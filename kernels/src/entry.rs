@@ -12,14 +12,15 @@ use crate::flagged;
 use crate::interpreter::{Kernel, Progress, State, StepOperands, advance};
 #[cfg(target_feature = "sm_90")]
 use crate::layout::step_flag;
-use crate::layout::{Call, Launch, launch_status};
+use crate::launch::{Block, IssueWords, begin};
+use crate::layout::{Call, launch_status};
 #[cfg(target_feature = "sm_90")]
 use crate::multicast::through_switch;
 use crate::reduce_copy::{Operands, by_shape};
 use crate::reduction::{self, ReductionOf};
 #[cfg(target_feature = "sm_90")]
 use crate::target::multimem;
-use crate::target::{barrier, block_index, compare_and_set, nanosleep, thread_index};
+use crate::target::{barrier, nanosleep};
 
 /// Polls in a row that find nothing before a block begins to sleep between them.
 const EAGER_POLLS: u32 = 64;
@@ -112,9 +113,9 @@ impl<E: Element, R: ReductionOf<E>> Kernel for Flagged<E, R> {
 /// # Safety
 /// As [`interpret`].
 #[inline(always)]
-unsafe fn run<E: Element, R: ReductionOf<E>, const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
+unsafe fn run<E: Element, R: ReductionOf<E>, const LOOPS: usize, const MULTIMEM: u32>(issue: IssueWords) {
     // SAFETY: passed on from the caller.
-    unsafe { interpret(Compiled::<E, R, LOOPS, MULTIMEM>(PhantomData), launch) }
+    unsafe { interpret(Compiled::<E, R, LOOPS, MULTIMEM>(PhantomData), issue) }
 }
 
 /// [`interpret`] for collectives that do not reduce, with slots of the plain format.
@@ -122,9 +123,9 @@ unsafe fn run<E: Element, R: ReductionOf<E>, const LOOPS: usize, const MULTIMEM:
 /// # Safety
 /// As [`interpret`].
 #[inline(always)]
-unsafe fn run_copies<const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launch) {
+unsafe fn run_copies<const LOOPS: usize, const MULTIMEM: u32>(issue: IssueWords) {
     // SAFETY: passed on from the caller.
-    unsafe { interpret(Copies::<LOOPS, MULTIMEM>, launch) }
+    unsafe { interpret(Copies::<LOOPS, MULTIMEM>, issue) }
 }
 
 /// [`interpret`] with slots whose data is its own signal.
@@ -132,31 +133,38 @@ unsafe fn run_copies<const LOOPS: usize, const MULTIMEM: u32>(launch: *mut Launc
 /// # Safety
 /// As [`interpret`].
 #[inline(always)]
-unsafe fn run_flagged<E: Element, R: ReductionOf<E>>(launch: *mut Launch) {
+unsafe fn run_flagged<E: Element, R: ReductionOf<E>>(issue: IssueWords) {
     // SAFETY: passed on from the caller.
-    unsafe { interpret(Flagged::<E, R>(PhantomData), launch) }
+    unsafe { interpret(Flagged::<E, R>(PhantomData), issue) }
 }
 
 /// Interprets program `b` of the launch on block `b`, to its end.
 ///
 /// # Safety
-/// `launch` and all that it points at is valid until the kernel ends, as [`advance`] asks for. Nothing but
-/// `launch.status` changes under it.
+/// The issue's launch and all that it points at is valid until the kernel ends, as [`advance`] asks for. Nothing but what the
+/// rank's kernels keep changes under it.
 #[inline(always)]
-unsafe fn interpret<K: Kernel>(kernel: K, launch: *mut Launch) {
-    // SAFETY: passed on from the caller. The call and the programs are only read; the status, which other blocks may write,
-    // is not borrowed.
-    let (call, program) = unsafe {
-        if block_index() >= (*launch).program_count as usize {
-            return;
-        }
-        (&(*launch).call, &*(*launch).programs.add(block_index()))
-    };
+unsafe fn interpret<K: Kernel>(kernel: K, issue: IssueWords) {
+    // SAFETY: passed on from the caller.
+    let Some(block) = (unsafe { begin(issue) }) else { return };
+    // SAFETY: passed on from the caller.
+    match unsafe { run_program(kernel, block) } {
+        launch_status::GOOD => block.end(),
+        status => block.fail(status),
+    }
+}
+
+/// Interprets the block's program; one of [`launch_status`].
+///
+/// # Safety
+/// As [`interpret`].
+#[inline(always)]
+unsafe fn run_program<K: Kernel>(kernel: K, block: Block) -> u32 {
     let mut state = State::default();
     let mut idle_polls = 0;
-    let status = loop {
+    loop {
         // SAFETY: passed on from the caller; this block alone runs the program.
-        match unsafe { advance(kernel, program, &mut state, call) } {
+        match unsafe { advance(kernel, &block.0.program, &mut state, &block.0.call) } {
             Progress::Fired => {
                 idle_polls = 0;
                 // A connection's end may be polled by another thread in the next step than the one that moved it in this.
@@ -165,18 +173,21 @@ unsafe fn interpret<K: Kernel>(kernel: K, launch: *mut Launch) {
             Progress::Waiting { .. } => {
                 if idle_polls < EAGER_POLLS {
                     idle_polls += 1;
-                } else {
-                    nanosleep(POLL_INTERVAL_NS);
+                    continue;
                 }
+                if idle_polls == EAGER_POLLS {
+                    idle_polls += 1;
+                    block.report_waiting(&state);
+                }
+                if block.is_aborted() {
+                    return launch_status::ABORTED;
+                }
+                nanosleep(POLL_INTERVAL_NS);
             }
-            Progress::Done => return,
-            Progress::Aborted => break launch_status::ABORTED,
-            Progress::Mismatch { .. } => break launch_status::MISMATCH,
+            Progress::Done => return launch_status::GOOD,
+            Progress::Aborted => return launch_status::ABORTED,
+            Progress::Mismatch { .. } => return launch_status::MISMATCH,
         }
-    };
-    if thread_index() == 0 {
-        // SAFETY: the word is only accessed atomically while the kernel runs.
-        unsafe { compare_and_set(&raw mut (*launch).status, launch_status::GOOD, status) };
     }
 }
 

@@ -13,13 +13,13 @@ use core::ptr;
 #[cfg(target_arch = "nvptx64")]
 use crate::flagged;
 use crate::layout::{
-    Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, StepTime,
+    Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step,
     operand_flag, operand_kind, step_flag,
 };
 use crate::reduce_copy::Operands;
 use crate::target::{
-    all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire, note_read, note_write,
-    store_release, thread_count, thread_index, timestamp,
+    LOOKS_FOR_ABORT_AT_ONCE, all, any, barrier, begin_touch, end_touch, forgotten, is_aborted, load_acquire,
+    load_address, note_read, note_write, store_release, thread_count, thread_index, timestamp,
 };
 
 /// The copy-and-reduce that steps run: that of one element type and one reduction. The interpreter knows neither.
@@ -54,8 +54,19 @@ pub struct State {
     pub step: u32,
     /// The current iteration of that loop.
     pub iteration: u64,
+}
+
+impl State {
     /// Steps completed, in all iterations of all loops.
-    pub completed: u64,
+    ///
+    /// # Safety
+    /// The state is one of the program, which has not come to its end.
+    #[inline(always)]
+    pub unsafe fn completed(&self, program: &Program) -> u64 {
+        // SAFETY: passed on from the caller.
+        let looped = unsafe { &*program.loops.add(self.loop_index as usize) };
+        looped.steps_before + self.iteration * u64::from(looped.step_count) + u64::from(self.step)
+    }
 }
 
 /// The answer of [`advance`].
@@ -70,7 +81,7 @@ pub enum Progress {
     },
     /// Every step has run.
     Done,
-    /// The abort word is raised.
+    /// The abort word is raised. (On a GPU, whoever sees a program wait for long looks at it: see [`LOOKS_FOR_ABORT_AT_ONCE`].)
     Aborted,
     /// The slot of the current step's operand of this index belongs to another call.
     Mismatch {
@@ -115,7 +126,7 @@ pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State
     }
     if !all(matches!(poll, Poll::Ready)) {
         // SAFETY: the abort word outlives the call.
-        if any(unsafe { is_aborted(call.abort) }) {
+        if LOOKS_FOR_ABORT_AT_ONCE && any(unsafe { is_aborted(call.abort) }) {
             return Progress::Aborted;
         }
         return Progress::Waiting { operand: if let Poll::Waiting(operand) = poll { operand } else { NO_OPERAND } };
@@ -127,7 +138,10 @@ pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State
         unsafe { end_touch(call.touching) };
         return Progress::Aborted;
     }
-    let begun = if call.traces.is_null() { 0 } else { timestamp() };
+    if !call.traces.is_null() && thread_index() == 0 {
+        // SAFETY: passed on from the caller; this is the program's leader.
+        unsafe { record_start(program, call) };
+    }
     let step_operands = StepOperands {
         addresses: program.resolved,
         operands,
@@ -161,13 +175,15 @@ pub unsafe fn advance<K: Kernel>(kernel: K, program: &Program, state: &mut State
     unsafe {
         publish::<K>(call, step, operands);
         if !call.traces.is_null() && thread_index() == 0 {
-            record(program, state, call, looped.first_step + state.step, begun);
+            record_end(program, state, call, looped.first_step + state.step);
         }
     }
-    state.completed += 1;
     if step.flags & step_flag::AWAITED != 0 && thread_index() == 0 {
-        // SAFETY: the table has an entry for each program, and only this program writes this one.
-        unsafe { store_release(&raw mut (*call.completed.add(program.index as usize)).steps, state.completed) };
+        // SAFETY: the state is in range; the table has an entry for each program, and only this program writes this one.
+        unsafe {
+            let completed = state.completed(program) + 1;
+            store_release(&raw mut (*call.completed.add(program.index as usize)).steps, completed);
+        }
     }
     move_on(state, looped.step_count, looped.iterations);
     Progress::Fired
@@ -241,7 +257,7 @@ unsafe fn poll<K: Kernel>(
                         call.multicast
                     };
                     note_read(window);
-                    (*(&raw const (*window).buffers).cast::<*mut u8>().add(operand.buffer as usize))
+                    load_address((&raw const (*window).buffers).cast::<*mut u8>().add(operand.buffer as usize))
                         .wrapping_add((operand.offset + start) as usize)
                 }
                 _ if index < step.source_count => {
@@ -383,18 +399,36 @@ unsafe fn publish<K: Kernel>(call: &Call, step: &Step, operands: *const Operand)
     }
 }
 
-/// Keeps when the step ran, if there is room.
+/// Keeps when the step begins, if there is room: where its times go, and not in a register that the step could use.
 ///
 /// # Safety
 /// `call.traces` has an entry for each program, with room for as many entries as it says; this is the program's leader.
 #[inline(always)]
-unsafe fn record(program: &Program, state: &State, call: &Call, step: u32, start: u64) {
+unsafe fn record_start(program: &Program, call: &Call) {
     // SAFETY: passed on from the caller.
     unsafe {
         let trace = &mut *call.traces.add(program.index as usize);
         if trace.count < trace.capacity {
-            let time = StepTime { start, end: timestamp(), iteration: state.iteration, program: program.index, step };
-            *trace.entries.add(trace.count as usize) = time;
+            (*trace.entries.add(trace.count as usize)).start = timestamp();
+        }
+    }
+}
+
+/// Keeps when the step ran, if there is room.
+///
+/// # Safety
+/// As [`record_start`].
+#[inline(always)]
+unsafe fn record_end(program: &Program, state: &State, call: &Call, step: u32) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let trace = &mut *call.traces.add(program.index as usize);
+        if trace.count < trace.capacity {
+            let entry = &mut *trace.entries.add(trace.count as usize);
+            entry.end = timestamp();
+            entry.iteration = state.iteration;
+            entry.program = program.index;
+            entry.step = step;
         }
         trace.count += 1;
     }

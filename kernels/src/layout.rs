@@ -35,6 +35,23 @@ pub struct Fingerprint {
     pub scale: u64,
 }
 
+impl Fingerprint {
+    /// This one, as that of the call after `last`: what it digests of the plan then depends on all calls so far.
+    ///
+    /// Multiplication by an odd number and a rotation lose nothing, so histories that differ go on differing; and since the
+    /// words of this call come in between, those that it makes equal by accident are as rare as chance has it.
+    #[inline(always)]
+    pub fn after(&self, last: &Fingerprint) -> Fingerprint {
+        let sequence = last.sequence + 1;
+        let with = |word: u64, part: u64| (word ^ part).wrapping_mul(ODD).rotate_left(29);
+        let plan = with(with(with(with(last.plan, self.plan), self.call), self.count), sequence);
+        Fingerprint { sequence, plan, ..*self }
+    }
+}
+
+/// The golden ratio's digits: odd, and without a pattern.
+pub const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// A fingerprint's words of 8 bytes.
 pub const FINGERPRINT_WORDS: usize = size_of::<Fingerprint>() / 8;
 
@@ -173,6 +190,8 @@ pub struct Loop {
     pub step_count: u32,
     /// Zero.
     pub reserved: u32,
+    /// Steps that the program has completed when it comes to this loop.
+    pub steps_before: u64,
 }
 
 /// A sequence of loops run by one thread block, or by one coroutine of a CPU thread.
@@ -319,27 +338,152 @@ pub struct Call {
     pub reserved: u32,
 }
 
-/// What a kernel launch receives.
+/// One rank's part of a plan in a GPU's memory: what all its launches share.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// The call.
+    /// The call, but for what [`Issue`] and [`RankState`] say of it.
     pub call: Call,
     /// One program for each thread block.
     pub programs: *const Program,
-    /// How many.
+    /// Room for what each block sees of it.
+    pub blocks: *mut BlockView,
+    /// The rank.
+    pub rank: *mut RankState,
+    /// How many programs; there is one block at least, which may have none.
     pub program_count: u32,
-    /// One of [`launch_status`], written by the first program that cannot go on.
-    pub status: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-/// Values of [`Launch::status`].
+/// A call and its program as one block sees them: filled in by the block itself.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct BlockView {
+    /// The call.
+    pub call: Call,
+    /// The program; one without steps for the only block of a rank that has nothing to do.
+    pub program: Program,
+    /// [`Issue::launch`].
+    pub launch: *const Launch,
+    /// [`Issue::ticket`].
+    pub ticket: u64,
+    /// [`Issue::flags`].
+    pub flags: u64,
+}
+
+/// One call, as a kernel receives it: by value, so that a launch needs no memory of its own and can be replayed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Issue {
+    /// The rank's part of the plan.
+    pub launch: *const Launch,
+    /// The caller's input.
+    pub input: *mut u8,
+    /// The caller's output.
+    pub output: *mut u8,
+    /// What this rank says it is doing, with no sequence number and without what was before: kernels know.
+    pub fingerprint: Fingerprint,
+    /// [`Call::scale`].
+    pub scale: u64,
+    /// [`Call::finish`].
+    pub finish: u64,
+    /// Which of the host's calls this is; zero for one that may be launched again.
+    pub ticket: u64,
+    /// Bits of [`issue_flag`].
+    pub flags: u64,
+}
+
+/// Words of 8 bytes of an [`Issue`].
+pub const ISSUE_WORDS: usize = size_of::<Issue>() / 8;
+
+/// Flags of an [`Issue`].
+pub mod issue_flag {
+    /// Peers touch this rank's buffers, so it says where they are.
+    pub const EXPOSES: u64 = 1;
+    /// The rank may be done before others have come to the call.
+    pub const ROOTED: u64 = 2;
+    /// The rank publishes a slot before it has consumed one.
+    pub const SENDS_FIRST: u64 = 4;
+    /// The rank consumes no slot, so it compares nothing; at its end it looks at what the others said they do.
+    pub const LOOKS: u64 = 8;
+}
+
+/// What the kernels of one rank of a communicator keep in its GPU's memory from launch to launch. Launches of a rank come one
+/// after the other; within one, only the last block to end writes here (and `status` the first that fails).
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct RankState {
+    /// The last call that ended well.
+    pub last: Fingerprint,
+    /// This rank's producing ends.
+    pub sends: *mut SendEnd,
+    /// This rank's consuming ends.
+    pub receives: *mut ReceiveEnd,
+    /// What each rank lets the others see, in memory of the host.
+    pub reports: *mut Report,
+    /// For each rank, where it looks up windows: as many entries as there are ranks.
+    pub window_tables: *const *mut Window,
+    /// Which rank this is.
+    pub rank: u32,
+    /// How many there are.
+    pub rank_count: u32,
+    /// Blocks that have ended in the launch under way.
+    pub blocks_done: u32,
+    /// One of [`launch_status`]; whatever but [`launch_status::GOOD`] stays.
+    pub status: u32,
+    /// Nonzero if the last call was [`issue_flag::ROOTED`].
+    pub unconfirmed: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Calls that a [`Report`] remembers.
+pub const HISTORY: usize = 16;
+
+/// Programs of which a [`Report`] says how far they are; those beyond share the last place.
+pub const REPORTED_PROGRAMS: usize = 64;
+
+/// What the kernels of one rank let its peers and the host see: in memory of the host, to which they only store.
+#[repr(C, align(128))]
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// The call that the rank has come to. Released after the call's fingerprint.
+    pub sequence: u64,
+    /// The last call that it has finished. Released after everything that the call did.
+    pub finished: u64,
+    /// The last [`Issue::ticket`] that it has finished; released likewise.
+    pub ticket: u64,
+    /// [`RankState::status`].
+    pub status: u64,
+    /// The fingerprints of the last calls, at their sequence modulo the length.
+    pub history: [Fingerprint; HISTORY],
+    /// How far each program is, as it says when it has been waiting for a while.
+    pub programs: [ProgramReport; REPORTED_PROGRAMS],
+}
+
+/// How far a program is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramReport {
+    /// Steps completed in the call under way, and in the bits from [`ProgramReport::SEQUENCE_SHIFT`] on its sequence number.
+    pub progress: u64,
+    /// Nonzero while the program is waiting.
+    pub is_waiting: u64,
+}
+
+impl ProgramReport {
+    /// See [`ProgramReport::progress`].
+    pub const SEQUENCE_SHIFT: u32 = 40;
+}
+
+/// Values of [`RankState::status`].
 pub mod launch_status {
     /// Every program has run to its end, or is still running.
     pub const GOOD: u32 = 0;
     /// The abort word was raised.
     pub const ABORTED: u32 = 1;
-    /// A slot arrived that belongs to another call.
+    /// A slot arrived that belongs to another call, or another rank said that it does something else.
     pub const MISMATCH: u32 = 2;
 }
 
@@ -352,12 +496,16 @@ const _: () = {
     assert!(SLOT_HEADER_BYTES.is_multiple_of(16) && SLOT_HEADER_BYTES < LINE_BYTES);
     assert!(size_of::<Operand>() == 24 && offset_of!(Operand, offset) == 16);
     assert!(size_of::<Step>() == 48 && offset_of!(Step, first_operand) == 24);
-    assert!(size_of::<Loop>() == 24 && offset_of!(Loop, chunk_bytes) == 8);
+    assert!(size_of::<Loop>() == 32 && offset_of!(Loop, chunk_bytes) == 8 && offset_of!(Loop, steps_before) == 24);
     assert!(size_of::<Program>() == 40 && offset_of!(Program, loop_count) == 32);
     assert!(size_of::<Completed>() == 64 && size_of::<Counter>() == 64);
     assert!(size_of::<SendEnd>() == 64 && offset_of!(SendEnd, slot_count) == 40);
     assert!(size_of::<ReceiveEnd>() == 64 && offset_of!(ReceiveEnd, slot_count) == 32);
     assert!(size_of::<Window>() == 64 && size_of::<StepTime>() == 32 && size_of::<Trace>() == 64);
     assert!(size_of::<Call>() == 152 && offset_of!(Call, scale) == 128 && offset_of!(Call, windows) == 64);
-    assert!(size_of::<Launch>() == 168 && offset_of!(Launch, programs) == 152);
+    assert!(size_of::<Launch>() == 184 && offset_of!(Launch, programs) == 152);
+    assert!(size_of::<BlockView>() == 256 && offset_of!(BlockView, program) == 152);
+    assert!(size_of::<Issue>() == 96 && offset_of!(Issue, fingerprint) == 24 && offset_of!(Issue, flags) == 88);
+    assert!(size_of::<RankState>() == 128 && offset_of!(RankState, sends) == 40 && offset_of!(RankState, rank) == 72);
+    assert!(size_of::<Report>() == 1792 && offset_of!(Report, history) == 32 && offset_of!(Report, programs) == 672);
 };

@@ -25,6 +25,8 @@ mod entry;
 mod flagged;
 mod float8;
 pub mod interpreter;
+#[cfg(target_arch = "nvptx64")]
+mod launch;
 pub mod layout;
 #[cfg(loom)]
 pub mod model;

@@ -89,6 +89,7 @@ impl Laid {
             index,
             state: State::default(),
         };
+        let mut steps_before = 0;
         for (iterations, chunk_bytes, drafts) in loops {
             laid.loops.push(Loop {
                 iterations,
@@ -96,7 +97,9 @@ impl Laid {
                 first_step: laid.steps.len() as u32,
                 step_count: drafts.len() as u32,
                 reserved: 0,
+                steps_before,
             });
+            steps_before += iterations * drafts.len() as u64;
             for draft in drafts {
                 let (after_program, after_first, after_stride) = draft.after.unwrap_or((NO_PROGRAM, 0, 0));
                 laid.steps.push(Step {

@@ -163,7 +163,7 @@ impl OneStep {
             reserved: 0,
         };
         let (iterations, chunk_bytes) = (self.chunks, CHUNK_BYTES as u32);
-        let looped = Loop { iterations, chunk_bytes, first_step: 0, step_count: 1, reserved: 0 };
+        let looped = Loop { iterations, chunk_bytes, first_step: 0, step_count: 1, reserved: 0, steps_before: 0 };
         let mut resolved = [ptr::null_mut(); 2];
         let program = Program {
             loops: &raw const looped,

@@ -452,7 +452,7 @@ impl Exchange<'_> {
 
     /// Puts the fingerprint of that message there, without its data.
     fn plant_header(&self, fingerprint: &[u64; 5]) {
-        let lines = self.case.format.lines(fingerprint, self.case.moved + 1);
+        let lines = self.case.format.lines(&gpu::as_posted(*fingerprint), self.case.moved + 1);
         let mut header = self.bench.read(self.first_slot(), self.case.format.header_bytes() as usize);
         for (word, line) in header.chunks_exact_mut(8).zip(lines) {
             word.copy_from_slice(&line.to_le_bytes());

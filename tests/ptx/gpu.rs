@@ -1,6 +1,7 @@
 //! Calls laid out in the memory of a GPU in software, as `tutti_kernels::layout` says, and the images that run them.
 
 use std::cell::RefCell;
+use std::mem::offset_of;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -8,7 +9,9 @@ use softgpu::{Arguments, LaunchError, LaunchOptions, Machine, MemoryKind, Module
 use tutti::ptx::{self, Image};
 use tutti::{DType, Reduction};
 use tutti_codegen::{DTYPES, Entry, REDUCTIONS, Slots};
-use tutti_kernels::layout::{LINE_BYTES, NO_PROGRAM, SLOT_HEADER_BYTES, slot_format, step_flag};
+use tutti_kernels::layout::{
+    BlockView, Fingerprint, ISSUE_WORDS, LINE_BYTES, NO_PROGRAM, RankState, Report, SLOT_HEADER_BYTES, slot_format, step_flag,
+};
 
 /// An image, parsed once for all tests.
 pub(crate) fn module(image: &Image) -> Arc<Module> {
@@ -161,6 +164,14 @@ pub(crate) struct End {
     pub(crate) moved: u64,
 }
 
+/// The words of a fingerprint as a kernel posts it, which makes the last of these calls and remembers nothing of those before.
+pub(crate) fn as_posted([sequence, call, count, plan, scale]: [u64; 5]) -> [u64; 5] {
+    let last = Fingerprint { sequence: sequence - 1, ..Fingerprint::default() };
+    let Fingerprint { sequence, call, count, plan, scale } =
+        Fingerprint { sequence: 0, call, count, plan, scale }.after(&last);
+    [sequence, call, count, plan, scale]
+}
+
 /// What the programs of one rank share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
@@ -182,7 +193,9 @@ pub(crate) struct Call {
 
 /// A call in a device's memory, to be launched with one block for each program.
 pub(crate) struct Launch {
-    address: u64,
+    issue: [u64; ISSUE_WORDS],
+    state: u64,
+    report: u64,
     device: u32,
     blocks: u32,
     pub(crate) sends: u64,
@@ -209,13 +222,16 @@ impl Call {
         let mut programs = Vec::new();
         for (index, loops) in self.programs.iter().enumerate() {
             let (mut loop_words, mut steps, mut operands, mut longest) = (Vec::new(), Vec::new(), Vec::new(), 0);
+            let mut steps_before = 0;
             for looped in loops {
                 let first_step = steps.len() as u32 / 6;
                 loop_words.extend([
                     looped.iterations,
                     pair(looped.chunk_bytes, first_step),
                     pair(looped.steps.len() as u32, 0),
+                    steps_before,
                 ]);
+                steps_before += looped.iterations * looped.steps.len() as u64;
                 for step in &looped.steps {
                     let first = operands.len() as u32 / 3;
                     let (sources, destinations) = (step.sources.len() as u32, step.destinations.len() as u32);
@@ -232,13 +248,26 @@ impl Call {
             let loop_count = loops.len() as u32;
             programs.extend([put(&loop_words), put(&steps), put(&operands), resolved, pair(loop_count, index as u32)]);
         }
-        let mut launch = self.fingerprint.to_vec();
-        launch.extend(self.buffers);
-        launch.extend([windows, multicast, sends, receives, completed, self.abort, self.touching, 0]);
-        launch.extend([self.scale, self.finish, pair(self.slot_format, 0), put(&programs)]);
+        // What differs from call to call is not in the launch; the kernel must not look for it there.
+        const ELSEWHERE: u64 = 0xdead_beef_dead_beef;
         let blocks = self.programs.len() as u32;
+        let views = bench.allocate(size_of::<BlockView>() * blocks as usize, device);
+        let [sequence, call, count, plan, scale] = self.fingerprint;
+        // The only report that anybody looks at is this rank's own.
+        let report = bench.words(&[0; size_of::<Report>() / 8], device);
+        let abort = if self.abort == 0 { bench.words(&[0], device) } else { self.abort };
+        let state = bench.words(
+            &[&[sequence - 1, 0, 0, 0, 0][..], &[sends, receives, report, 0, pair(0, 1), 0, 0], &[0; 4]].concat(),
+            device,
+        );
+        let mut launch = vec![ELSEWHERE; 7];
+        launch.extend([self.buffers[2], windows, multicast, ELSEWHERE, ELSEWHERE, completed, abort, self.touching, 0]);
+        launch.extend([ELSEWHERE, ELSEWHERE, pair(self.slot_format, 0), put(&programs), views, state]);
         launch.push(pair(blocks, 0));
-        Launch { address: put(&launch), device, blocks, sends, receives }
+        let launch = put(&launch);
+        let [input, output, _] = self.buffers;
+        let issue = [launch, input, output, 0, call, count, plan, scale, self.scale, self.finish, 0, 0];
+        Launch { issue, state, report, device, blocks, sends, receives }
     }
 }
 
@@ -261,16 +290,18 @@ impl Launch {
         let options = LaunchOptions {
             grid: self.blocks.into(),
             block: threads.into(),
-            arguments: Arguments::new().u64(self.address).into_bytes(),
+            arguments: self.issue.iter().fold(Arguments::new(), |words, word| words.u64(*word)).into_bytes(),
             deadline: Some(Duration::from_secs(60)),
             ..options
         };
         bench.machine.launch(&loaded, &entry.name(), options).expect("it launches")
     }
 
-    /// One of `launch_status`.
+    /// One of `launch_status`; what the rank's own memory says and what it lets others see is the same.
     pub(crate) fn status(&self, bench: &Bench) -> u32 {
-        (bench.word(self.address + 160) >> 32) as u32
+        let status = bench.word(self.state + offset_of!(RankState, status) as u64 / 8 * 8) >> 32;
+        assert_eq!(bench.word(self.report + offset_of!(Report, status) as u64), status);
+        status as u32
     }
 
     /// How many messages an end that sends (or receives) has moved.

@@ -44,7 +44,7 @@ fn images() -> &'static [Image] {
 /// An entry point as the text declares it: its name and its parameters' types.
 type Declared = (String, Vec<String>);
 
-/// Every `.entry` of the text. A parameter reads `.param .u64 .ptr .align 1 name,`.
+/// Every `.entry` of the text. A parameter reads `.param .u64 .ptr .align 1 name,`, or `.param .align 8 .b8 name[96]`.
 fn declared_entries(text: &str) -> Vec<Declared> {
     let mut entries: Vec<Declared> = Vec::new();
     let mut lines = text.lines();
@@ -55,7 +55,12 @@ fn declared_entries(text: &str) -> Vec<Declared> {
         let types = parameters.map(|line| {
             let mut words = line.split_whitespace();
             assert_eq!(words.next(), Some(".param"), "{name}: {line}");
-            words.next().unwrap_or_default().trim_start_matches('.').to_owned()
+            let mut kind = words.next().unwrap_or_default();
+            if kind == ".align" {
+                kind = words.nth(1).unwrap_or_default();
+            }
+            let length = line.find('[').map_or("", |at| line[at..].trim_end_matches(','));
+            format!("{}{length}", kind.trim_start_matches('.'))
         });
         let types = types.collect();
         entries.push((name, types));

@@ -6,7 +6,7 @@ mod float_mode;
 mod isa;
 mod wait;
 
-pub(crate) use bind::{BoundPlan, Ends};
+pub(crate) use bind::BoundPlan;
 pub(crate) use dispatch::kernel_for;
 pub(crate) use float_mode::FloatMode;
 pub(crate) use wait::Waiter;

@@ -44,6 +44,9 @@ pub const STREAM_ALIGNMENT: usize = 16;
 /// itself, and where there are conversions between one load and the next that is not far enough to keep memory busy.
 pub const PREFETCH_BYTES: usize = 512;
 
+/// Whether a program that waits looks at the abort word in each of its polls.
+pub const LOOKS_FOR_ABORT_AT_ONCE: bool = true;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 1;
 
@@ -93,6 +96,16 @@ pub unsafe fn load_acquire(counter: *const u64) -> u64 {
 pub unsafe fn store_release(counter: *mut u64, value: u64) {
     // SAFETY: as in `load_acquire`.
     unsafe { AtomicU64::from_ptr(counter) }.store(value, Ordering::Release);
+}
+
+/// Reads an address that another rank has written before it published a slot which this team has acquired.
+///
+/// # Safety
+/// `address` is valid for reading.
+#[inline(always)]
+pub unsafe fn load_address(address: *const *mut u8) -> *mut u8 {
+    // SAFETY: the caller vouches for the address, which the slot's acquire has ordered.
+    unsafe { *address }
 }
 
 /// Reads the abort word. It orders nothing: who sees it raised only stops.

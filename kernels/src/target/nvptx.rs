@@ -50,6 +50,10 @@ pub const STREAM_ALIGNMENT: usize = PACK_ALIGNMENT;
 /// Sources are never asked for ahead: a GPU hides that wait behind other threads.
 pub const PREFETCH_BYTES: usize = 0;
 
+/// Whether a program that waits looks at the abort word in each of its polls: the word lies across the bus, and a poll that waits
+/// for it is slow to see what else it polls for.
+pub const LOOKS_FOR_ABORT_AT_ONCE: bool = false;
+
 /// Threads that read neighbouring packs.
 pub const WARP_THREADS: usize = 32;
 
@@ -152,6 +156,74 @@ pub unsafe fn store_release(counter: *mut u64, value: u64) {
     }
 }
 
+/// Reads an address that another rank has written before it published a slot which this team has acquired. Relaxed, because that
+/// rank's other blocks may be writing the same address there once more; scope `.sys`: the rank may be on another GPU.
+///
+/// # Safety
+/// `address` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn load_address(address: *const *mut u8) -> *mut u8 {
+    let value: u64;
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("ld.relaxed.sys.global.u64 {value}, [{address}];",
+             value = out(reg64) value, address = in(reg64) address, options(nostack, preserves_flags));
+    }
+    core::ptr::with_exposed_provenance_mut(value as usize)
+}
+
+/// Reads a word that another thread may be writing; orders nothing. Scope `.sys`: that thread may be any GPU's or CPU's.
+///
+/// # Safety
+/// `word` is valid for an aligned atomic read.
+#[inline(always)]
+pub unsafe fn load_relaxed(word: *const u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("ld.relaxed.sys.global.u64 {value}, [{word}];",
+             value = out(reg64) value, word = in(reg64) word, options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Writes a word that another thread may be reading, or writing; orders nothing. Scope `.sys`: as above.
+///
+/// # Safety
+/// `word` is valid for an aligned atomic write.
+#[inline(always)]
+pub unsafe fn store_relaxed(word: *mut u64, value: u64) {
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("st.relaxed.sys.global.u64 [{word}], {value};",
+             word = in(reg64) word, value = in(reg64) value, options(nostack, preserves_flags));
+    }
+}
+
+/// Orders this thread's stores before it against its loads after it, for whoever does the same the other way round; and acquires
+/// and releases. Scope `.sys`: that may be any GPU or CPU.
+#[inline(always)]
+pub fn fence_all() {
+    // SAFETY: a fence. Not `nomem`: no access of this thread may move across it.
+    unsafe { asm!("fence.sc.sys;", options(nostack, preserves_flags)) };
+}
+
+/// Counts one more; what the counter was before. Acquire and release among the blocks of this GPU (scope `.gpu`): who counts last
+/// comes after everything that those before it did.
+///
+/// # Safety
+/// `counter` is valid for an aligned atomic addition.
+#[inline(always)]
+pub unsafe fn count_up(counter: *mut u32) -> u32 {
+    let before: u32;
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("atom.acq_rel.gpu.global.add.u32 {before}, [{counter}], 1;",
+             before = out(reg32) before, counter = in(reg64) counter, options(nostack, preserves_flags));
+    }
+    before
+}
+
 /// Reads the abort word. It orders nothing: who sees it raised only stops. Scope `.sys`: a CPU raises it.
 ///
 /// One thread looks for the whole team, since the word may lie across the bus: the others say no, and the vote that follows
@@ -219,7 +291,8 @@ pub unsafe fn store_pair(address: *mut u8, pair: [u64; 2]) {
 }
 
 /// Says that this rank is about to touch peers' memory, unless the communicator has been aborted: then it must not, and
-/// the answer is false (on the thread that looked; a vote tells the others). Either way [`end_touch`] comes after it.
+/// the answer is false (on the thread that looked; a vote tells the others). Either way [`end_touch`] comes after it. Where no
+/// memory depends on it (`touching` is null: it is not given back before the kernels have ended), there is nothing to say.
 ///
 /// The guard on memory that was only lent, as the host's module explains it: each side writes its own word, then reads the
 /// other's, with a sequentially consistent fence between. One thread does it for its team; the vote that follows keeps the
@@ -230,7 +303,10 @@ pub unsafe fn store_pair(address: *mut u8, pair: [u64; 2]) {
 /// `abort` is valid for an aligned atomic read; `touching` is null or valid for an aligned atomic addition.
 #[inline(always)]
 pub unsafe fn begin_touch(touching: *mut u32, abort: *const u32) -> bool {
-    if thread_index() == 0 && !touching.is_null() {
+    if touching.is_null() {
+        return true;
+    }
+    if thread_index() == 0 {
         // SAFETY: the caller vouches for the address. `fence.sc.sys` orders the addition before the look at the abort word,
         // for the owner of the memory, wherever it runs.
         unsafe {
@@ -268,19 +344,21 @@ pub fn fence_aliases() {
     unsafe { asm!("fence.proxy.alias;", options(nostack, preserves_flags)) };
 }
 
-/// Writes `value` unless the word has already left `expected`; orders nothing. Scope `.sys`: the host reads the word, at
-/// the latest once the kernel has ended.
+/// Writes `value` unless the word has already left `expected`; whether this did. Orders nothing. Scope `.gpu`: only the blocks of
+/// this launch write the word, and later launches read it.
 ///
 /// # Safety
 /// `word` is valid for an aligned atomic exchange.
 #[inline(always)]
-pub unsafe fn compare_and_set(word: *mut u32, expected: u32, value: u32) {
+pub unsafe fn compare_and_set(word: *mut u32, expected: u32, value: u32) -> bool {
+    let old: u32;
     // SAFETY: the caller vouches for the address.
     unsafe {
-        asm!("atom.relaxed.sys.global.cas.b32 {old}, [{word}], {expected}, {value};",
-             old = out(reg32) _, word = in(reg64) word, expected = in(reg32) expected, value = in(reg32) value,
+        asm!("atom.relaxed.gpu.global.cas.b32 {old}, [{word}], {expected}, {value};",
+             old = out(reg32) old, word = in(reg64) word, expected = in(reg32) expected, value = in(reg32) value,
              options(nostack, preserves_flags));
     }
+    old == expected
 }
 
 /// Lets other blocks of the multiprocessor run for about so long; orders nothing.

@@ -1,0 +1,611 @@
+//! One rank that a CUDA device runs: a call is one launch, which the host only watches.
+//!
+//! The host posts a call on the board when it issues it, as a CPU rank does, so that ranks whose calls differ hear of it before
+//! their kernels meet. Captured calls are the exception: of those only the kernels know how often they are launched, so what
+//! they report is copied to the board by whoever looks ([`Flight::mirror`]).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tutti_kernels::layout::{Fingerprint, ISSUE_WORDS, Issue, issue_flag, launch_status};
+
+use super::watch::Watch;
+use super::{MemoryReport, Polled, Request, TimedStep, World};
+use crate::buffer::Memory;
+use crate::device::cuda::bind::Bound;
+use crate::device::cuda::ranks::{Ranks, address};
+use crate::device::cuda::{Failure, Grid, Stream};
+use crate::dtype::{Reduction, average_factors};
+use crate::error::{Error, Result};
+use crate::options::{Options, Overrides};
+use crate::plan::{Algorithm, Collective};
+use crate::plan_cache::PlanKey;
+use crate::presence;
+use crate::sync::lock;
+use crate::transport::ConnectionKey;
+
+/// Plans that a rank remembers.
+const PLANS_KEPT: usize = 256;
+
+/// How long it may take until a peer's part in a disagreement that a kernel has seen is known here.
+const EXPLAINED_WITHIN: Duration = Duration::from_secs(2);
+
+/// What buffers of the host are aligned to where they are staged, but for what they are off by themselves.
+const STAGE_ALIGNMENT: usize = 64;
+
+/// One rank of a communicator.
+pub(crate) struct CudaRank {
+    pub(crate) world: Arc<World>,
+    pub(crate) rank: usize,
+    options: Options,
+    ranks: Arc<Ranks>,
+    /// The last call; see `CpuRank`. Once calls have been captured, nobody here knows it.
+    last: Fingerprint,
+    /// Whether this rank could finish its last call before everybody had come to it.
+    unconfirmed: bool,
+    /// For calls that are waited for.
+    stream: Stream,
+    /// The stream of the last call.
+    last_stream: *mut std::ffi::c_void,
+    plans: HashMap<PlanKey, Arc<Bound>>,
+    /// Those whose launches may be replayed.
+    captured: Vec<Arc<Bound>>,
+    connections: HashSet<ConnectionKey>,
+    active: Option<Active>,
+    held: Arc<Mutex<MemoryReport>>,
+}
+
+// SAFETY: the stream's handle is only compared.
+unsafe impl Send for CudaRank {}
+
+/// A call that is waited for.
+struct Active {
+    flight: Arc<Flight>,
+    /// Where the result goes from where the kernel leaves it.
+    result: Option<CopyBack>,
+}
+
+/// A copy of results that were staged.
+struct CopyBack {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+}
+
+/// Buffers as a kernel sees them.
+struct Placed {
+    input: u64,
+    output: u64,
+    result: Option<CopyBack>,
+}
+
+/// A call that has been launched.
+pub(crate) struct Flight {
+    world: Arc<World>,
+    ranks: Arc<Ranks>,
+    rank: usize,
+    /// None where only the kernels know.
+    fingerprint: Option<Fingerprint>,
+    /// Zero for one that was captured.
+    ticket: u64,
+    programs: usize,
+    state: Mutex<FlightState>,
+    /// What the kernel runs.
+    _bound: Option<Arc<Bound>>,
+}
+
+struct FlightState {
+    watch: Watch,
+    unconfirmed: bool,
+    /// When a kernel's failure was first seen whose reason is not known yet.
+    failed: Option<Instant>,
+    outcome: Option<Result<()>>,
+}
+
+impl CudaRank {
+    pub(crate) fn new(world: Arc<World>, ranks: Arc<Ranks>, rank: usize, options: Options) -> Result<CudaRank> {
+        Ok(CudaRank {
+            stream: ranks.gpu(rank).device.stream()?,
+            last_stream: std::ptr::null_mut(),
+            world,
+            rank,
+            options,
+            ranks,
+            last: Fingerprint::default(),
+            unconfirmed: false,
+            plans: HashMap::new(),
+            captured: Vec::new(),
+            connections: HashSet::new(),
+            active: None,
+            held: Arc::default(),
+        })
+    }
+
+    /// Where the rank says what it holds.
+    pub(crate) fn held(&self) -> Arc<Mutex<MemoryReport>> {
+        Arc::clone(&self.held)
+    }
+
+    /// The sequence number of the last call.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.last.sequence
+    }
+
+    /// See [`super::Core::start`].
+    pub(crate) fn begin(&mut self, request: &Request, overrides: &Overrides) -> Result<()> {
+        self.active = None;
+        let place = |rank: &mut CudaRank| rank.place(request);
+        let (flight, placed) = self.issue(request, overrides, None, place)?;
+        self.active = Some(Active { flight, result: placed.result });
+        Ok(())
+    }
+
+    /// Queues a call on a stream of the caller's, on the same device; its buffers are the device's.
+    pub(crate) fn enqueue(
+        &mut self,
+        request: &Request,
+        overrides: &Overrides,
+        stream: &Stream,
+    ) -> Result<Arc<Flight>> {
+        let placed = Placed {
+            input: request.input.expose_provenance() as u64,
+            output: request.output.expose_provenance() as u64,
+            result: None,
+        };
+        self.issue(request, overrides, Some(stream), |_| Ok(placed)).map(|(flight, _)| flight)
+    }
+
+    /// Launches a call: on this rank's stream, or on the caller's.
+    fn issue(
+        &mut self,
+        request: &Request,
+        overrides: &Overrides,
+        stream: Option<&Stream>,
+        place: impl FnOnce(&mut CudaRank) -> Result<Placed>,
+    ) -> Result<(Arc<Flight>, Placed)> {
+        if let Some(error) = self.world.board.verdict() {
+            return Err(error);
+        }
+        let exposed = self.check_memory(request, stream)?;
+        let element_bytes = request.dtype.map_or(1, |dtype| dtype.bytes() as u32);
+        let algorithm = self.algorithm(request, element_bytes, overrides, exposed)?;
+        let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
+        let is_capturing = match stream {
+            Some(stream) => stream.is_capturing().map_err(|failure| failure.during("asking a stream whether it captures"))?,
+            None => false,
+        };
+        let memory = &self.ranks.ranks[self.rank];
+        if is_capturing {
+            memory.is_replayed.store(true, Ordering::Release);
+        }
+        let is_replayed = memory.is_replayed.load(Ordering::Acquire);
+        let known = self.plans.get(&key).map(Arc::clone);
+        let shared = match &known {
+            Some(bound) => Arc::clone(&bound.shared),
+            None => self.world.plans.take(key, self.world.board.rank_count(), || self.world.plan(key))?,
+        };
+        let asked = request.fingerprint(algorithm, shared.digest);
+        let rooted = request.collective.root().is_some();
+        let was_unconfirmed = std::mem::replace(&mut self.unconfirmed, rooted);
+        presence::drive(&self.world, self.rank);
+        let mut fingerprint = None;
+        if !is_replayed {
+            let posted = asked.after(&self.last);
+            self.last = posted;
+            self.world.board.post(self.rank, &posted);
+            fingerprint = Some(posted);
+            // Before anything is allocated: a driver may let that wait for a peer's kernel, and that one for this rank.
+            if let Some(error) = self.world.board.mismatch_seen(self.rank, &posted) {
+                return Err(error);
+            }
+        }
+        let bound = match known {
+            Some(bound) => bound,
+            None => self.bind(key, &shared)?,
+        };
+        let (dtype, reduction) = request.kernel();
+        let kernel = self.ranks.kernel(self.rank, (dtype, request.collective.reduces().then_some(reduction)))?;
+        let gpu = self.ranks.gpu(self.rank);
+        let here = &bound.ranks[self.rank];
+        let blocks = bound.blocks_of_device[self.ranks.place(self.rank)];
+        gpu.check_resident(&kernel, blocks, bound.threads)?;
+        let placed = place(self)?;
+
+        let (mut scale, finish) = average_factors(dtype, self.world.board.rank_count());
+        if reduction == Reduction::ScaledSum {
+            scale = request.scale;
+        }
+        let flag = |is_so, flag| if is_so { flag } else { 0 };
+        let memory = &self.ranks.ranks[self.rank];
+        let ticket = if is_capturing { 0 } else { 1 + memory.tickets.fetch_add(1, Ordering::Relaxed) };
+        let issue = Issue {
+            launch: address(here.launch),
+            input: address(placed.input),
+            output: address(placed.output),
+            fingerprint: asked,
+            scale,
+            finish,
+            ticket,
+            flags: flag(shared.uses_windows, issue_flag::EXPOSES)
+                | flag(rooted, issue_flag::ROOTED)
+                | flag(here.sends_first, issue_flag::SENDS_FIRST)
+                | flag(!here.receives, issue_flag::LOOKS),
+        };
+        const { assert!(size_of::<Issue>() == 8 * ISSUE_WORDS) };
+        // Blocks wait for each other, if only by way of other ranks.
+        let grid = Grid { blocks: here.blocks, threads: bound.threads, cooperative: here.blocks > 1 };
+        let on = stream.unwrap_or(&self.stream);
+        let launch = || -> Result<(), Failure> {
+            if !is_capturing && self.last_stream != on.as_raw() && memory.has_launched.load(Ordering::Acquire) {
+                on.wait_event(&memory.end)?;
+            }
+            // SAFETY: the kernel is of this device, and takes an issue; the plan is a right one for this rank (the planner's
+            // plans are proved so by the verifier), laid out by `bind`; whoever asks vouches for the buffers.
+            unsafe { on.launch(kernel.kernel, &grid, &issue)? };
+            if !is_capturing {
+                memory.end.record(on)?;
+                memory.has_launched.store(true, Ordering::Release);
+            }
+            Ok(())
+        };
+        launch().map_err(|failure| failure.during(format_args!("launching {} of rank {}", request.collective.name(), self.rank)))?;
+        if is_capturing {
+            self.captured.push(Arc::clone(&bound));
+        } else {
+            self.last_stream = on.as_raw();
+        }
+        let flight = Flight {
+            world: Arc::clone(&self.world),
+            ranks: Arc::clone(&self.ranks),
+            rank: self.rank,
+            fingerprint,
+            ticket,
+            programs: here.blocks as usize,
+            state: Mutex::new(FlightState {
+                watch: Watch::new(&self.options, overrides),
+                unconfirmed: was_unconfirmed && rooted && here.sends_first,
+                failed: None,
+                outcome: None,
+            }),
+            _bound: Some(bound),
+        };
+        Ok((Arc::new(flight), placed))
+    }
+
+    /// Whether the buffers lie where this rank's device and its peers reach them in place.
+    fn check_memory(&self, request: &Request, stream: Option<&Stream>) -> Result<bool> {
+        let own = self.ranks.gpu(self.rank).device.ordinal();
+        let call = request.collective.name();
+        let argument = |what, expected: String, came: String| Error::Argument { call, what, expected, came };
+        let mut all_exposed = true;
+        for (what, memory, bytes) in [
+            ("input", request.memory[0], self.input_bytes(request)),
+            ("output", request.memory[1], self.output_bytes(request)),
+        ] {
+            match memory {
+                _ if bytes == 0 => {}
+                Memory::Host if stream.is_some() => {
+                    let expected = format!("memory of device {own}, where a call is queued on a stream");
+                    return Err(argument(what, expected, "memory of the host".to_owned()));
+                }
+                Memory::Host => {}
+                Memory::Cuda { device, .. } if device != own => {
+                    let expected = format!("memory of device {own}, which runs rank {}", self.rank);
+                    return Err(argument(what, expected, format!("memory of device {device}")));
+                }
+                Memory::Cuda { exposed, .. } => all_exposed &= exposed,
+            }
+        }
+        if let Some(stream) = stream
+            && stream.device().ordinal() != own
+        {
+            let expected = format!("a stream of device {own}, which runs rank {}", self.rank);
+            return Err(argument("stream", expected, format!("a stream of device {}", stream.device().ordinal())));
+        }
+        Ok(all_exposed)
+    }
+
+    /// The algorithm: the caller's if it can be had.
+    fn algorithm(
+        &self,
+        request: &Request,
+        element_bytes: u32,
+        overrides: &Overrides,
+        exposed: bool,
+    ) -> Result<Algorithm> {
+        let reaches = self.world.transport.guarantees().windows;
+        let windows = reaches && exposed;
+        let (collective, count) = (request.collective, request.count);
+        let algorithm = self.world.algorithm(collective, count, element_bytes, windows, &self.options, overrides);
+        if windows || !algorithm.needs_windows() {
+            return Ok(algorithm);
+        }
+        let expected = if reaches {
+            "one that needs no peer to reach these buffers, or buffers from `alloc`, or registered"
+        } else {
+            "one that needs no windows: these ranks' devices do not reach each other's memory"
+        };
+        let (expected, came) = (expected.to_owned(), algorithm.name().to_owned());
+        Err(Error::Argument { call: collective.name(), what: "algorithm", expected, came })
+    }
+
+    /// A plan that this rank has not used yet, within its budget.
+    fn bind(&mut self, key: PlanKey, shared: &Arc<crate::plan_cache::SharedPlan>) -> Result<Arc<Bound>> {
+        let own = |connection: &&ConnectionKey| connection.to == self.rank;
+        let new: Vec<ConnectionKey> = shared
+            .connections
+            .iter()
+            .filter(own)
+            .filter(|connection| !self.connections.contains(*connection))
+            .copied()
+            .collect();
+        let new_bytes = new.len() as u64 * self.world.transport.connection_bytes();
+        let scratch_bytes = shared.plan.ranks[self.rank].scratch_bytes;
+        let what = match (new_bytes, scratch_bytes) {
+            (_, 0) => "connections",
+            (0, _) => "scratch memory",
+            _ => "connections and scratch memory",
+        };
+        self.make_room(what, new_bytes.saturating_add(scratch_bytes))?;
+        let bound = self.ranks.bound(key, || Ok(Arc::clone(shared)))?;
+        self.connections.extend(new);
+        self.make_room("a plan", bound.ranks[self.rank].bytes)?;
+        if self.plans.len() >= PLANS_KEPT {
+            self.plans.clear();
+            self.ranks.forget_plans(PLANS_KEPT);
+        }
+        self.plans.insert(key, Arc::clone(&bound));
+        self.publish_memory();
+        Ok(bound)
+    }
+
+    /// Sees to it that so many bytes more keep within the budget; plans that were kept for later calls can be made again.
+    fn make_room(&mut self, what: &'static str, needed_bytes: u64) -> Result<()> {
+        let Some(budget_bytes) = self.options.memory_budget_bytes else { return Ok(()) };
+        let fits = |rank: &CudaRank| rank.memory().total_bytes().saturating_add(needed_bytes) <= budget_bytes;
+        if !fits(self) {
+            self.plans.clear();
+        }
+        let fits = fits(self);
+        self.publish_memory();
+        if fits {
+            return Ok(());
+        }
+        let held_bytes = self.memory().total_bytes();
+        Err(Error::MemoryBudget { rank: self.rank, what, needed_bytes, held_bytes, budget_bytes })
+    }
+
+    /// What this rank holds.
+    fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            connections: self.connections.len(),
+            connection_bytes: self.connections.len() as u64 * self.world.transport.connection_bytes(),
+            plans: self.plans.len(),
+            plan_bytes: self.plans.values().map(|bound| bound.ranks[self.rank].bytes).sum(),
+            trace_bytes: 0,
+        }
+    }
+
+    fn publish_memory(&self) {
+        *lock(&self.held) = self.memory();
+    }
+
+    fn input_bytes(&self, request: &Request) -> usize {
+        let one = request.count as usize * request.dtype.map_or(1, |dtype| dtype.bytes());
+        match request.collective {
+            Collective::ReduceScatter => one * self.world.board.rank_count(),
+            Collective::Broadcast { root } if root.index() != self.rank => 0,
+            Collective::Barrier => 0,
+            _ => one,
+        }
+    }
+
+    fn output_bytes(&self, request: &Request) -> usize {
+        let one = request.count as usize * request.dtype.map_or(1, |dtype| dtype.bytes());
+        match request.collective {
+            Collective::AllGather => one * self.world.board.rank_count(),
+            Collective::Reduce { root } if root.index() != self.rank => 0,
+            Collective::Barrier => 0,
+            _ => one,
+        }
+    }
+
+    /// The buffers where the device reaches them: those of the host are copied to memory that it does.
+    fn place(&mut self, request: &Request) -> Result<Placed> {
+        let (input_bytes, output_bytes) = (self.input_bytes(request), self.output_bytes(request));
+        let [input_memory, output_memory] = request.memory;
+        let mut placed = Placed {
+            input: request.input.expose_provenance() as u64,
+            output: request.output.expose_provenance() as u64,
+            result: None,
+        };
+        let stages = |memory, bytes| memory == Memory::Host && bytes > 0;
+        let (stages_input, stages_output) = (stages(input_memory, input_bytes), stages(output_memory, output_bytes));
+        if !stages_input && !stages_output {
+            return Ok(placed);
+        }
+        // Where the two overlap, as in calls in place, they do so there too.
+        let (input, output) = (request.input.addr(), request.output.addr());
+        let overlap = stages_input
+            && stages_output
+            && input < output + output_bytes
+            && output < input + input_bytes;
+        let off = |address: usize| address % STAGE_ALIGNMENT;
+        let (input_at, output_at, bytes) = if overlap {
+            let start = input.min(output);
+            let end = (input + input_bytes).max(output + output_bytes);
+            (off(start) + (input - start), off(start) + (output - start), off(start) + (end - start))
+        } else {
+            let input_end = off(input) + if stages_input { input_bytes } else { 0 };
+            let output_at = input_end.next_multiple_of(STAGE_ALIGNMENT) + off(output);
+            (off(input), output_at, output_at + if stages_output { output_bytes } else { 0 })
+        };
+        let stage = self.ranks.stages(self.rank, bytes + STAGE_ALIGNMENT).map_err(|failure| {
+            failure.during(format_args!("finding memory to stage {bytes} bytes of rank {}", self.rank))
+        })?;
+        // SAFETY: the stage has room for both; the caller vouches for the buffers; and no kernel of this rank runs, since its last
+        // call was waited for.
+        unsafe {
+            if stages_input {
+                stage.add(input_at).copy_from_nonoverlapping(request.input, input_bytes);
+                placed.input = stage.add(input_at).expose_provenance() as u64;
+            }
+            if stages_output {
+                if !overlap {
+                    // A call that fails leaves what was there, or not; it does not leave what others had in theirs.
+                    stage.add(output_at).copy_from_nonoverlapping(request.output, output_bytes);
+                }
+                placed.output = stage.add(output_at).expose_provenance() as u64;
+                placed.result =
+                    Some(CopyBack { from: stage.add(output_at), to: request.output, bytes: output_bytes });
+            }
+        }
+        Ok(placed)
+    }
+
+    /// See [`super::Core::poll`].
+    pub(crate) fn poll(&mut self) -> Result<Polled> {
+        let Some(active) = &mut self.active else {
+            return Err(Error::Internal { what: "a call that was not begun".to_owned() });
+        };
+        if !active.flight.poll()? {
+            return Ok(Polled::Waiting);
+        }
+        if let Some(CopyBack { from, to, bytes }) = active.result.take() {
+            // SAFETY: the kernel is done; the caller vouches for the buffer, and the stage is this rank's.
+            unsafe { to.copy_from_nonoverlapping(from, bytes) };
+        }
+        self.active = None;
+        Ok(Polled::Done)
+    }
+
+    /// See [`super::Core::look`].
+    pub(crate) fn look(&mut self, now: Instant) -> Result<()> {
+        match &self.active {
+            Some(active) => active.flight.look(now),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a call of a communicator that is broken: when this returns, no kernel touches the call's buffers any more.
+    pub(crate) fn leave(&mut self) {
+        self.active = None;
+        // The peers' too: they may have been given this rank's windows.
+        for rank in 0..self.ranks.rank_count() {
+            self.ranks.wait_for(rank);
+        }
+    }
+
+    pub(crate) fn start_trace(&mut self, _capacity: usize) {}
+
+    pub(crate) fn take_trace(&mut self) -> Vec<TimedStep> {
+        Vec::new()
+    }
+}
+
+impl Drop for CudaRank {
+    fn drop(&mut self) {
+        // Its stream goes, and with it what is queued there must have.
+        if self.active.is_some() {
+            self.ranks.wait_for(self.rank);
+        }
+    }
+}
+
+impl Flight {
+    /// Whether the call was captured, and so has not been made.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.ticket == 0
+    }
+
+    /// Whether the call is over; an error if it failed.
+    pub(crate) fn poll(&self) -> Result<bool> {
+        let mut state = lock(&self.state);
+        if let Some(outcome) = &state.outcome {
+            return outcome.clone().map(|()| true);
+        }
+        let outcome = if self.ranks.finished_ticket(self.rank) >= self.ticket {
+            if let Some(fingerprint) = &self.fingerprint {
+                self.world.board.finish(self.rank, fingerprint.sequence);
+            }
+            Ok(())
+        } else {
+            match self.failure(&mut state) {
+                None => return Ok(false),
+                Some(error) => Err(self.world.board.fail(error)),
+            }
+        };
+        state.outcome = Some(outcome.clone());
+        outcome.map(|()| true)
+    }
+
+    /// Why the rank's kernels failed, if they did and it is known.
+    fn failure(&self, state: &mut FlightState) -> Option<Error> {
+        let status = self.ranks.status(self.rank);
+        if status == launch_status::GOOD {
+            return None;
+        }
+        if let Some(error) = self.world.board.verdict() {
+            return Some(error);
+        }
+        self.mirror();
+        if let Some(error) = self.latest().and_then(|mine| self.world.board.disagreement(self.rank, &mine)) {
+            return Some(error);
+        }
+        let since = *state.failed.get_or_insert_with(Instant::now);
+        (since.elapsed() > EXPLAINED_WITHIN).then(|| {
+            let what = match status {
+                launch_status::MISMATCH => "a kernel met another call's data, but no rank made another call",
+                _ => "a kernel saw the abort word raised, but nobody said why",
+            };
+            Error::Internal { what: format!("rank {}: {what}", self.rank) }
+        })
+    }
+
+    /// What the rank is doing.
+    fn latest(&self) -> Option<Fingerprint> {
+        self.fingerprint.or_else(|| {
+            let sequence = self.ranks.sequence(self.rank);
+            (sequence > 0).then(|| self.ranks.fingerprint(self.rank, sequence))
+        })
+    }
+
+    /// Copies what the kernels report to the board.
+    fn mirror(&self) {
+        for rank in 0..self.ranks.rank_count() {
+            self.ranks.mirror(rank, &self.world.board);
+        }
+    }
+
+    /// Looks around on behalf of a call that is not over.
+    pub(crate) fn look(&self, now: Instant) -> Result<()> {
+        self.mirror();
+        let board = &self.world.board;
+        // What the stream says of a kernel that ended without saying anything itself.
+        match self.ranks.ranks[self.rank].end.is_done() {
+            Err(failure) => {
+                let doing = format!("running the kernels of rank {}", self.rank);
+                return Err(board.fail(failure.during(doing)));
+            }
+            Ok(_) if self.poll()? => return Ok(()),
+            Ok(_) => {}
+        }
+        let Some(mine) = self.latest().filter(|mine| mine.sequence <= self.ranks.sequence(self.rank)) else {
+            // The kernel has yet to begin: the stream has something else to do. Time counts from when it does; but who gave up
+            // meanwhile has.
+            return board.verdict().map_or(Ok(()), Err);
+        };
+        let (progress, is_waiting) = self.ranks.progress(self.rank, self.programs);
+        board.note_fired(self.rank, progress);
+        let mut state = lock(&self.state);
+        let unconfirmed = state.unconfirmed;
+        let peer = is_waiting.then_some(self.rank);
+        state.watch.look(board, self.rank, &mine, unconfirmed, peer, now)?;
+        if unconfirmed && board.missing(mine.sequence - 1) == crate::board::Missing::Nobody {
+            state.unconfirmed = false;
+        }
+        Ok(())
+    }
+}
