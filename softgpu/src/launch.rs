@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::execute::access::{note_load, note_store};
 use crate::execute::{Block, End, Launched, Outcome, Registry, StopReason};
 use crate::fault::{Fault, FaultKind, Index3};
-use crate::memory::{Memory, MemoryError, MemoryKind, PAGE_BYTES, pieces};
+use crate::memory::{Allocation, Memory, MemoryError, MemoryKind, PAGE_BYTES, Span, pieces};
 use crate::module::{Constant, Module, Strength};
 use crate::race::{Access, BlockClock, Clock, HOST, Scope};
 use crate::types::{Lanes, WARP_THREADS};
@@ -43,6 +43,8 @@ pub struct LaunchOptions {
     pub votes_order_memory: bool,
     /// Other devices whose own memory may be touched; `None` for all.
     pub peers: Option<Vec<u32>>,
+    /// What the accesses to other devices' own memory meet on their way.
+    pub links: Vec<Link>,
     /// Thread instructions after which the launch is ended.
     pub instructions_max: u64,
     /// Time after which the launch is ended.
@@ -66,6 +68,7 @@ impl Default for LaunchOptions {
             uninitialised: true,
             votes_order_memory: false,
             peers: None,
+            links: Vec::new(),
             instructions_max: u64::MAX / 2,
             deadline: Some(Duration::from_secs(60)),
             resident_blocks_max: 256,
@@ -73,6 +76,17 @@ impl Default for LaunchOptions {
             after: Vec::new(),
         }
     }
+}
+
+/// A link to another device that is slow, or bad.
+#[derive(Clone, Debug, Default)]
+pub struct Link {
+    /// Whose memory lies behind it.
+    pub device: u32,
+    /// How much longer each access takes.
+    pub delay: Duration,
+    /// A bit of the first element of every so-many-th store is flipped; the counter may be shared by several launches.
+    pub corrupt_every: Option<(u64, Arc<AtomicU64>)>,
 }
 
 /// The bytes of a kernel's parameters, each aligned to its size.
@@ -198,6 +212,11 @@ impl LoadedModule {
         &self.module
     }
 
+    /// The device that it is on.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
     /// The address and size in bytes of a variable in global or constant memory.
     pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
         let at = self.module.variables.iter().position(|variable| variable.name == name)?;
@@ -212,7 +231,8 @@ pub struct Machine(Arc<Inner>);
 struct Inner {
     memory: Arc<Memory>,
     registry: Arc<Registry>,
-    hosts: Mutex<HashMap<ThreadId, BlockClock>>,
+    hosts: Mutex<HashMap<ThreadId, Arc<Mutex<BlockClock>>>>,
+    host_races: AtomicBool,
     launches: AtomicU64,
     queue: Arc<Queue>,
     workers: Vec<JoinHandle<()>>,
@@ -261,6 +281,7 @@ impl Machine {
             memory: Arc::default(),
             registry: Arc::default(),
             hosts: Mutex::default(),
+            host_races: AtomicBool::new(true),
             launches: AtomicU64::new(0),
             queue,
             workers,
@@ -318,12 +339,26 @@ impl Machine {
 
     /// This thread's clock, with what it needs.
     fn with_host<T>(&self, body: impl FnOnce(&mut BlockClock) -> T) -> T {
-        let mut hosts = lock(&self.0.hosts);
-        let clock = hosts.entry(std::thread::current().id()).or_insert_with(|| {
-            let block = self.0.registry.add_blocks(1.into(), 1.into(), 0);
-            BlockClock::new(block, HOST, 1, Arc::default())
-        });
-        body(clock)
+        let clock = {
+            let mut hosts = lock(&self.0.hosts);
+            let clock = hosts.entry(std::thread::current().id()).or_insert_with(|| {
+                let block = self.0.registry.add_blocks(1.into(), 1.into(), 0);
+                Arc::new(Mutex::new(BlockClock::new(block, HOST, 1, Arc::default())))
+            });
+            clock.clone()
+        };
+        let mut clock = lock(&clock);
+        body(&mut clock)
+    }
+
+    /// Forgets this host thread, which is about to end. What others learned of it they keep.
+    pub fn forget_this_thread(&self) {
+        lock(&self.0.hosts).remove(&std::thread::current().id());
+    }
+
+    /// Whether races between host threads' accesses and kernels are looked for. They are, unless this says otherwise.
+    pub fn look_for_host_races(&self, looks: bool) {
+        self.0.host_races.store(looks, Ordering::Relaxed);
     }
 
     /// Notes an access by this thread, as of now; answers the fault if it races.
@@ -336,6 +371,9 @@ impl Machine {
         also: impl FnOnce(),
     ) -> Result<(), MemoryError> {
         let allocation = self.0.memory.find_range(address, bytes.into())?;
+        if strength == Strength::Weak {
+            return self.host_span(&allocation, address, bytes.into(), is_write, also);
+        }
         let conflict = self.with_host(|clock| {
             let mut page = lock(allocation.page(address));
             let strong = if strength == Strength::Weak { None } else { Some(Scope::System) };
@@ -354,6 +392,16 @@ impl Machine {
             also();
             conflict
         });
+        self.host_conflict(address, bytes.into(), is_write, conflict)
+    }
+
+    fn host_conflict(
+        &self,
+        address: u64,
+        bytes: u64,
+        is_write: bool,
+        conflict: Option<(Access, bool)>,
+    ) -> Result<(), MemoryError> {
         match conflict {
             None => Ok(()),
             Some((other, writes)) => {
@@ -381,28 +429,173 @@ impl Machine {
         }
     }
 
+    /// Notes an access by this thread to bytes of one page, as of now, and makes it.
+    fn host_span(
+        &self,
+        allocation: &Allocation,
+        address: u64,
+        bytes: u64,
+        is_write: bool,
+        also: impl FnOnce(),
+    ) -> Result<(), MemoryError> {
+        if !self.0.host_races.load(Ordering::Relaxed) {
+            also();
+            return Ok(());
+        }
+        let conflict = self.with_host(|clock| {
+            let mut page = lock(allocation.page(address));
+            let access = Access {
+                block: clock.block,
+                time: clock.time,
+                site: 0,
+                thread: 0,
+                device: HOST,
+                bytes: 0,
+                strong: None,
+                alias: false,
+            };
+            let note = if is_write { note_store } else { note_load };
+            let offset = (address % PAGE_BYTES) as usize;
+            let conflict = note(&mut page, clock, offset, bytes as u32, 1, access, Strength::Weak);
+            also();
+            conflict
+        });
+        self.host_conflict(address, bytes, is_write, conflict)
+    }
+
+    /// Goes through a range page by page, as this host thread: `each` gets the offset in the range, and the address and bytes of a part.
+    fn host_pages(
+        &self,
+        address: u64,
+        bytes: u64,
+        is_write: bool,
+        mut each: impl FnMut(&Allocation, u64, u64, u64),
+    ) -> Result<(), MemoryError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let allocation = self.0.memory.find_range(address, bytes)?;
+        let mut offset = 0;
+        while offset < bytes {
+            let at = address + offset;
+            let part = (PAGE_BYTES - at % PAGE_BYTES).min(bytes - offset);
+            self.host_span(&allocation, at, part, is_write, || each(&allocation, offset, at, part))?;
+            offset += part;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes within memory, as this host thread. Those that nobody wrote count as not written at their new place either.
+    ///
+    /// # Errors
+    /// As for [`Machine::write`].
+    pub fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<(), MemoryError> {
+        let mut result = Ok(());
+        // Whatever lies inside one page of each side at a time. A range that overlaps its own copy is the caller's affair, as it is CUDA's.
+        let mut offset = 0;
+        while offset < bytes && result.is_ok() {
+            let (source, target) = (from + offset, to + offset);
+            let part = (PAGE_BYTES - source % PAGE_BYTES).min(PAGE_BYTES - target % PAGE_BYTES).min(bytes - offset);
+            let (mut values, mut written) = ([0u8; PAGE_BYTES as usize], [true; PAGE_BYTES as usize]);
+            result = self.host_pages(source, part, false, |allocation, _, at, part| {
+                load_part(allocation, at, &mut values[..part as usize]);
+                if !is_part_written(allocation, at, part) {
+                    for (byte, written) in written[..part as usize].iter_mut().enumerate() {
+                        *written = allocation.is_written(at + byte as u64, 1);
+                    }
+                }
+            });
+            if result.is_ok() {
+                result = self.host_pages(target, part, true, |allocation, _, at, part| {
+                    store_part(allocation, at, &values[..part as usize]);
+                    for (byte, written) in written[..part as usize].iter().enumerate() {
+                        if !written {
+                            allocation.mark_unwritten(at + byte as u64, 1);
+                        }
+                    }
+                });
+            }
+            offset += part;
+        }
+        result
+    }
+
+    /// Fills memory with copies of a value of 1, 2 or 4 bytes, as this host thread.
+    ///
+    /// # Errors
+    /// As for [`Machine::write`].
+    pub fn fill(&self, address: u64, value: &[u8], count: u64) -> Result<(), MemoryError> {
+        let mut pattern = [0u8; PAGE_BYTES as usize];
+        self.host_pages(address, count * value.len() as u64, true, |allocation, offset, at, part| {
+            for (byte, pattern) in pattern[..part as usize].iter_mut().enumerate() {
+                *pattern = value[(offset as usize + byte) % value.len()];
+            }
+            store_part(allocation, at, &pattern[..part as usize]);
+        })
+    }
+
+    /// Addresses in which memory can be placed later, with [`Machine::place`].
+    ///
+    /// # Errors
+    /// The system has no memory.
+    pub fn reserve(&self, bytes: u64, alignment: u64) -> Result<Reservation, MemoryError> {
+        Ok(Reservation(Arc::new(Span::new(bytes, alignment)?)))
+    }
+
+    /// Allocates memory at an offset of a reservation. It has access rights of its own, and no device, not even its own, has any
+    /// until [`Machine::grant`] gives some. A group of [`MemoryKind::Multicast`] has no members until [`Machine::set_members`].
+    ///
+    /// # Errors
+    /// The range is not in the reservation, or memory has been placed there already.
+    pub fn place(
+        &self,
+        reservation: &Reservation,
+        offset: u64,
+        bytes: u64,
+        kind: MemoryKind,
+        device: u32,
+    ) -> Result<u64, MemoryError> {
+        self.0.memory.place(&reservation.0, offset, bytes, kind, device)
+    }
+
+    /// Says whether a device below 64 may touch memory that was placed.
+    ///
+    /// # Errors
+    /// No such memory is there.
+    pub fn grant(&self, address: u64, device: u32, allowed: bool) -> Result<(), MemoryError> {
+        if self.0.memory.find_range(address, 1)?.grant(device, allowed) {
+            Ok(())
+        } else {
+            Err(MemoryError::NotAStart { address })
+        }
+    }
+
+    /// Says which memory the `multimem` instructions at a multicast group's addresses reach.
+    ///
+    /// # Errors
+    /// No such group is there.
+    pub fn set_members(&self, group: u64, members: &[u64]) -> Result<(), MemoryError> {
+        let found = self.0.memory.find_range(group, 1)?;
+        if found.kind != MemoryKind::Multicast || found.base != group {
+            return Err(MemoryError::NotAStart { address: group });
+        }
+        *found.members.write().unwrap_or_else(PoisonError::into_inner) = members.to_vec();
+        Ok(())
+    }
+
+    /// Whether a device may touch the memory at an address, by the rights that placed memory has or, for all other memory, always.
+    pub fn is_granted(&self, address: u64, device: u32) -> bool {
+        self.0.memory.find(address).is_some_and(|found| found.is_granted(device, || true))
+    }
+
     /// Copies bytes to memory, as this host thread.
     ///
     /// # Errors
     /// The range is not inside one allocation, or a kernel that nothing orders with this thread uses it.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let allocation = self.0.memory.find_range(address, bytes.len() as u64)?;
-        let mut result = Ok(());
-        pieces(address, bytes.len() as u64, |at, width| {
-            if result.is_ok() {
-                let from = (at - address) as usize;
-                let mut value = [0; 8];
-                value[..width as usize].copy_from_slice(&bytes[from..from + width as usize]);
-                result = self.host_access(at, width, true, Strength::Weak, || {
-                    allocation.mark_written(at, width);
-                    allocation.store(at, width, u64::from_le_bytes(value));
-                });
-            }
-        });
-        result
+        self.host_pages(address, bytes.len() as u64, true, |allocation, offset, at, part| {
+            store_part(allocation, at, &bytes[offset as usize..(offset + part) as usize]);
+        })
     }
 
     /// Copies bytes from memory, as this host thread; whether anybody wrote them is not asked.
@@ -410,20 +603,9 @@ impl Machine {
     /// # Errors
     /// As for [`Machine::write`].
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let allocation = self.0.memory.find_range(address, bytes.len() as u64)?;
-        let mut result = Ok(());
-        pieces(address, bytes.len() as u64, |at, width| {
-            if result.is_ok() {
-                let mut value = 0;
-                result = self.host_access(at, width, false, Strength::Weak, || value = allocation.load(at, width));
-                let from = (at - address) as usize;
-                bytes[from..from + width as usize].copy_from_slice(&value.to_le_bytes()[..width as usize]);
-            }
-        });
-        result
+        self.host_pages(address, bytes.len() as u64, false, |allocation, offset, at, part| {
+            load_part(allocation, at, &mut bytes[offset as usize..(offset + part) as usize]);
+        })
     }
 
     /// Stores a flag of 1, 2, 4 or 8 bytes with release semantics at system scope, as this host thread.
@@ -457,7 +639,13 @@ impl Machine {
     /// The range is not inside one allocation.
     pub fn mark_written(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
         let allocation = self.0.memory.find_range(address, bytes)?;
-        pieces(address, bytes, |at, width| allocation.mark_written(at, width));
+        let (mut at, end) = (address, address + bytes);
+        while at < end {
+            // As much at once as the notes take: 32 aligned bytes.
+            let width = if at.is_multiple_of(32) && end - at >= 32 { 32 } else { 1 };
+            allocation.mark_written(at, width);
+            at += u64::from(width);
+        }
         Ok(())
     }
 
@@ -502,6 +690,14 @@ impl Machine {
         }
         let first_sites = module.kernels.iter().map(|kernel| self.0.registry.add_kernel(kernel)).collect();
         Ok(LoadedModule { module: module.clone(), device, addresses, first_sites })
+    }
+
+    /// Takes a module's variables away again.
+    ///
+    /// # Errors
+    /// Somebody has freed one of them.
+    pub fn unload(&self, module: &LoadedModule) -> Result<(), MemoryError> {
+        module.addresses.iter().try_for_each(|&address| self.0.memory.free(address))
     }
 
     /// Begins a launch. It comes after all that this host thread has done and knows, and after [`LaunchOptions::after`].
@@ -575,6 +771,7 @@ impl Machine {
             uninitialised: options.uninitialised,
             votes_order_memory: options.votes_order_memory,
             reachable: options.peers.map(HashSet::from_iter),
+            links: options.links,
             budget: options.instructions_max,
             deadline: options.deadline.map(|deadline| Instant::now() + deadline),
             faults_max: options.faults_max,
@@ -604,6 +801,62 @@ impl Machine {
     }
 }
 
+fn load_part(allocation: &Allocation, address: u64, bytes: &mut [u8]) {
+    pieces(address, bytes.len() as u64, |at, width| {
+        let from = (at - address) as usize;
+        let value = allocation.load(at, width).to_le_bytes();
+        bytes[from..from + width as usize].copy_from_slice(&value[..width as usize]);
+    });
+}
+
+fn store_part(allocation: &Allocation, address: u64, bytes: &[u8]) {
+    pieces(address, bytes.len() as u64, |at, width| {
+        let from = (at - address) as usize;
+        let mut value = [0; 8];
+        value[..width as usize].copy_from_slice(&bytes[from..from + width as usize]);
+        allocation.mark_written(at, width);
+        allocation.store(at, width, u64::from_le_bytes(value));
+    });
+}
+
+fn is_part_written(allocation: &Allocation, address: u64, bytes: u64) -> bool {
+    let mut all = true;
+    pieces(address, bytes, |at, width| all &= allocation.is_written(at, width));
+    all
+}
+
+/// Addresses in which memory can be placed. They are given back when this and all memory placed in it are gone.
+#[derive(Clone, Debug)]
+pub struct Reservation(Arc<Span>);
+
+impl Reservation {
+    /// The first address.
+    pub fn address(&self) -> u64 {
+        self.0.base
+    }
+
+    /// How many bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+}
+
+/// Ends a launch, from whichever thread.
+#[derive(Clone)]
+pub struct Stopper(Arc<Launched>);
+
+impl Stopper {
+    /// Ends the launch soon.
+    pub fn abort(&self) {
+        self.0.stop(StopReason::Aborted);
+    }
+
+    /// Thread instructions that the launch has executed, as of each block's last turn.
+    pub fn thread_instructions(&self) -> u64 {
+        self.0.instructions.load(Ordering::Relaxed)
+    }
+}
+
 /// A launch in progress. Dropped without [`Running::wait`], it is aborted.
 pub struct Running {
     machine: Machine,
@@ -614,6 +867,11 @@ impl Running {
     /// Ends the launch soon.
     pub fn abort(&self) {
         self.launched.stop(StopReason::Aborted);
+    }
+
+    /// What ends it while another thread waits for it.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.launched.clone())
     }
 
     /// Whether it is over.

@@ -79,8 +79,10 @@ mod race;
 mod types;
 
 pub use fault::{Fault, FaultKind, Index3, Place};
-pub use launch::{Arguments, LaunchError, LaunchOptions, LoadedModule, Machine, Moment, Running, Statistics};
+pub use launch::{
+    Arguments, LaunchError, LaunchOptions, Link, LoadedModule, Machine, Moment, Reservation, Running, Statistics, Stopper,
+};
 pub use memory::{MemoryError, MemoryKind};
-pub use module::{Module, Parameter};
+pub use module::{Module, Needs, Parameter};
 pub use parse::ParseError;
 pub use types::WARP_THREADS;

@@ -79,6 +79,53 @@ pub enum MemoryError {
 /// The race detector's notes, page by page, made when they are needed.
 type Shadow = Box<[OnceLock<Box<Mutex<Page>>>]>;
 
+/// A range of addresses in which allocations can be placed.
+#[derive(Debug)]
+pub(crate) struct Span {
+    pub(crate) base: u64,
+    bytes: u64,
+    raw: u64,
+    layout: Layout,
+}
+
+impl Span {
+    pub(crate) fn new(bytes: u64, alignment: u64) -> Result<Span, MemoryError> {
+        let exhausted = || MemoryError::Exhausted { bytes };
+        let size = usize::try_from(bytes.max(1)).map_err(|_| exhausted())?;
+        let alignment = usize::try_from(alignment).map_err(|_| exhausted())?.max(ALLOCATION_ALIGNMENT);
+        // Aligned by hand: asked for more alignment than its own, the system would touch every page to make it zero.
+        let layout = size.checked_add(alignment).and_then(|total| Layout::from_size_align(total, 16).ok());
+        let layout = layout.ok_or_else(exhausted)?;
+        // SAFETY: the layout is not empty.
+        let raw = unsafe { alloc_zeroed(layout) };
+        if raw.is_null() {
+            return Err(exhausted());
+        }
+        let raw = raw.expose_provenance() as u64;
+        Ok(Span { base: raw.next_multiple_of(alignment as u64), bytes: size as u64, raw, layout })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        // SAFETY: `Span::new` allocated this address with this layout, and nothing else frees it.
+        unsafe { dealloc(self.raw as *mut u8, self.layout) };
+    }
+}
+
+/// Whose the bytes of an allocation are.
+#[derive(Debug)]
+enum Backing {
+    /// Its own (or those of a reservation, which several may share).
+    Span(#[expect(dead_code, reason = "holds the memory")] Arc<Span>),
+    /// Somebody else's, registered.
+    Foreign,
+}
+
 /// A range of memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -86,22 +133,14 @@ pub(crate) struct Allocation {
     pub(crate) bytes: u64,
     pub(crate) kind: MemoryKind,
     pub(crate) device: u32,
-    /// How to return it; registered memory is not ours.
-    layout: Option<Layout>,
+    backing: Backing,
+    /// For memory with access rights of its own: the devices that may touch it, a bit each.
+    granted: Option<AtomicU64>,
     /// A bit for each byte that has been written; absent where all bytes count as written.
     written: OnceLock<Box<[AtomicU64]>>,
     shadow: OnceLock<Shadow>,
     /// For a multicast group: the members' addresses.
     pub(crate) members: RwLock<Vec<u64>>,
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        if let Some(layout) = self.layout {
-            // SAFETY: `Memory::insert_owned` allocated this address with this layout, and nothing else frees it.
-            unsafe { dealloc(self.base as *mut u8, layout) };
-        }
-    }
 }
 
 macro_rules! by_width {
@@ -191,7 +230,9 @@ impl Allocation {
     }
 
     fn bits(&self) -> Option<&[AtomicU64]> {
-        self.layout?;
+        if matches!(self.backing, Backing::Foreign) {
+            return None;
+        }
         Some(self.written.get_or_init(|| (0..self.bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()))
     }
 
@@ -214,6 +255,34 @@ impl Allocation {
         if word.load(Ordering::Relaxed) & mask != mask {
             word.fetch_or(mask, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that the bytes (aligned, at most 32) count as not written.
+    pub(crate) fn mark_unwritten(&self, address: u64, bytes: u32) {
+        let Some(bits) = self.bits() else { return };
+        let offset = address - self.base;
+        let mask = ((1u64 << bytes) - 1) << (offset % 64);
+        bits[(offset / 64) as usize].fetch_and(!mask, Ordering::Relaxed);
+    }
+
+    /// Whether a device may touch it: by its own rights, else by the device's reach.
+    #[inline(always)]
+    pub(crate) fn is_granted(&self, device: u32, otherwise: impl FnOnce() -> bool) -> bool {
+        match &self.granted {
+            None => otherwise(),
+            Some(granted) => device < 64 && granted.load(Ordering::Relaxed) >> device & 1 != 0,
+        }
+    }
+
+    /// Sets whether a device may touch it; answers false for memory without rights of its own.
+    pub(crate) fn grant(&self, device: u32, allowed: bool) -> bool {
+        let Some(granted) = self.granted.as_ref().filter(|_| device < 64) else { return false };
+        if allowed {
+            granted.fetch_or(1 << device, Ordering::Relaxed);
+        } else {
+            granted.fetch_and(!(1 << device), Ordering::Relaxed);
+        }
+        true
     }
 
     /// The race detector's notes on the page in which `address` lies.
@@ -248,17 +317,36 @@ impl Default for LineLocks {
 impl Memory {
     /// A new allocation.
     pub(crate) fn allocate(&self, bytes: u64, kind: MemoryKind, device: u32) -> Result<u64, MemoryError> {
-        let exhausted = || MemoryError::Exhausted { bytes };
-        let size = usize::try_from(bytes.max(1)).map_err(|_| exhausted())?;
-        let layout = Layout::from_size_align(size, ALLOCATION_ALIGNMENT).map_err(|_| exhausted())?;
-        // SAFETY: the layout is not empty.
-        let base = unsafe { alloc_zeroed(layout) };
-        if base.is_null() {
-            return Err(exhausted());
-        }
-        let base = base.expose_provenance() as u64;
-        self.insert(base, bytes.max(1), kind, device, Some(layout));
+        let span = Span::new(bytes, ALLOCATION_ALIGNMENT as u64)?;
+        let base = span.base;
+        self.insert(base, bytes.max(1), kind, device, Backing::Span(Arc::new(span)), None);
         Ok(base)
+    }
+
+    /// A new allocation at an offset of a span, with access rights of its own, which nobody has yet.
+    pub(crate) fn place(
+        &self,
+        span: &Arc<Span>,
+        offset: u64,
+        bytes: u64,
+        kind: MemoryKind,
+        device: u32,
+    ) -> Result<u64, MemoryError> {
+        let address = span.base + offset;
+        if bytes == 0 || offset > span.bytes() || bytes > span.bytes() - offset {
+            return Err(MemoryError::NotAllocated { address, bytes, found: "less of the reservation".to_owned() });
+        }
+        if self.overlaps(address, bytes) {
+            return Err(MemoryError::Overlap { address });
+        }
+        self.insert(address, bytes, kind, device, Backing::Span(span.clone()), Some(AtomicU64::new(0)));
+        Ok(address)
+    }
+
+    fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let before = table.range(..address.saturating_add(bytes)).next_back();
+        before.is_some_and(|(_, found)| found.base + found.bytes > address)
     }
 
     /// Makes memory of the host usable by kernels at its own address.
@@ -268,25 +356,30 @@ impl Memory {
     /// and while one is running, whoever else touches it does so with atomics.
     pub(crate) unsafe fn register(&self, base: *mut u8, bytes: u64) -> Result<(), MemoryError> {
         let address = base.expose_provenance() as u64;
-        let overlaps = {
-            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-            let before = table.range(..address.saturating_add(bytes)).next_back();
-            before.is_some_and(|(_, found)| found.base + found.bytes > address)
-        };
+        let overlaps = self.overlaps(address, bytes);
         if overlaps || bytes == 0 {
             return Err(MemoryError::Overlap { address });
         }
-        self.insert(address, bytes, MemoryKind::Registered, 0, None);
+        self.insert(address, bytes, MemoryKind::Registered, 0, Backing::Foreign, None);
         Ok(())
     }
 
-    fn insert(&self, base: u64, bytes: u64, kind: MemoryKind, device: u32, layout: Option<Layout>) {
+    fn insert(
+        &self,
+        base: u64,
+        bytes: u64,
+        kind: MemoryKind,
+        device: u32,
+        backing: Backing,
+        granted: Option<AtomicU64>,
+    ) {
         let allocation = Allocation {
             base,
             bytes,
             kind,
             device,
-            layout,
+            backing,
+            granted,
             written: OnceLock::new(),
             shadow: OnceLock::new(),
             members: RwLock::default(),

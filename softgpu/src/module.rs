@@ -40,6 +40,21 @@ pub struct Parameter {
     pub bytes: u32,
 }
 
+/// What a kernel asks of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Bytes of its parameters.
+    pub parameter_bytes: u32,
+    /// Bytes of shared memory that it declares.
+    pub shared_bytes: u32,
+    /// Bytes of local memory of each thread.
+    pub local_bytes: u32,
+    /// The block that it demands (`.reqntid`).
+    pub required_threads: Option<[u32; 3]>,
+    /// The most threads of a block that it allows (`.maxntid`).
+    pub threads_max: Option<u64>,
+}
+
 /// A variable in global or constant memory.
 #[derive(Debug)]
 pub(crate) struct GlobalVariable {
@@ -445,6 +460,17 @@ impl Module {
     /// A kernel's parameters.
     pub fn parameters(&self, kernel: &str) -> Option<&[Parameter]> {
         self.kernel(kernel).map(|kernel| &kernel.parameters[..])
+    }
+
+    /// What a kernel asks of a device.
+    pub fn needs(&self, kernel: &str) -> Option<Needs> {
+        self.kernel(kernel).map(|kernel| Needs {
+            parameter_bytes: kernel.parameter_bytes,
+            shared_bytes: kernel.shared_bytes.next_multiple_of(16),
+            local_bytes: kernel.local_bytes,
+            required_threads: kernel.required_threads,
+            threads_max: kernel.threads_max,
+        })
     }
 
     pub(crate) fn kernel(&self, name: &str) -> Option<&Arc<Kernel>> {

@@ -143,6 +143,18 @@ impl Common {
         self.launched.report(Fault { kind: FaultKind::Race, place, address: Some(address), detail, other: Some(other) })
     }
 
+    /// An access crosses a link to another device, which may be slow, or bad.
+    #[cold]
+    fn cross(&mut self, device: u32, is_write: bool) {
+        let launched = self.launched.clone();
+        let Some(link) = launched.links.iter().find(|link| link.device == device) else { return };
+        self.delay += link.delay;
+        if is_write && let Some((every, stores)) = &link.corrupt_every {
+            let number = stores.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            self.corrupt_store = number.is_multiple_of((*every).max(1));
+        }
+    }
+
     /// The allocation of an access, all of whose bytes are inside it and may be reached.
     #[inline(always)]
     fn allocation(&mut self, who: Accessor, address: u64, bytes: u32, is_write: bool) -> Result<Arc<Held>, Stop> {
@@ -154,8 +166,11 @@ impl Common {
         match self.cache.find(&launched.memory, address) {
             Some(found) if found.contains(address, bytes.into()) && found.kind != MemoryKind::Multicast => {
                 let reachable = found.kind != MemoryKind::Device
-                    || found.device == launched.device
-                    || launched.reachable.as_ref().is_none_or(|devices| devices.contains(&found.device));
+                    || who.alias
+                    || found.is_granted(launched.device, || {
+                        found.device == launched.device
+                            || launched.reachable.as_ref().is_none_or(|devices| devices.contains(&found.device))
+                    });
                 if !reachable {
                     let detail = format!(
                         "{} of device {}'s memory without peer access from device {}",
@@ -164,6 +179,9 @@ impl Common {
                         launched.device
                     );
                     self.fault_at(FaultKind::OutOfBounds, who, address, detail)?;
+                }
+                if found.device != launched.device && found.kind == MemoryKind::Device {
+                    self.cross(found.device, is_write);
                 }
                 Ok(found)
             }
@@ -234,6 +252,10 @@ impl Common {
     ) -> Result<(), Stop> {
         let total = bytes * count as u32;
         let allocation = self.allocation(who, address, total, true)?;
+        let mut values = *values;
+        if std::mem::take(&mut self.corrupt_store) {
+            values[0] ^= 1;
+        }
         let mut conflict = None;
         let access = self.access_of(who, strength, bytes);
         let lock = self.clock.as_mut().map(|clock| {
@@ -402,6 +424,17 @@ impl Common {
         match self.cache.find(&launched.memory, address) {
             Some(found) if found.kind == MemoryKind::Multicast && found.contains(address, bytes.into()) => {
                 let members = found.members.read().unwrap_or_else(PoisonError::into_inner);
+                if !found.is_granted(launched.device, || true) {
+                    let detail = format!(
+                        "multimem access to a multicast group that device {} has no access to",
+                        launched.device
+                    );
+                    self.fault_at(FaultKind::OutOfBounds, who, address, detail)?;
+                }
+                if members.is_empty() {
+                    let detail = "multimem access where no member of the multicast group has memory".to_owned();
+                    self.fault_at(FaultKind::OutOfBounds, who, address, detail)?;
+                }
                 Ok(members.iter().map(|member| member + (address - found.base)).collect())
             }
             _ => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::access::{Cache, Shared};
 use super::warp::{Fragment, Ran, Waiting, Warp};
@@ -56,6 +56,10 @@ pub(super) struct Common {
     pub(super) instructions: u64,
     pub(super) warp_instructions: u64,
     pub(super) exited: u32,
+    /// How long the links that this slice's accesses crossed take.
+    pub(super) delay: Duration,
+    /// Whether the store under way crosses a link that corrupts it.
+    pub(super) corrupt_store: bool,
 }
 
 impl Common {
@@ -98,6 +102,8 @@ impl Block {
             instructions: 0,
             warp_instructions: 0,
             exited: 0,
+            delay: Duration::ZERO,
+            corrupt_store: false,
             launched,
         };
         Block { common, warps }
@@ -137,10 +143,14 @@ impl Block {
 
     fn slice(&mut self) -> Result<Outcome, Stop> {
         let end = self.common.warp_instructions + u64::from(BLOCK_SLICE);
+        // Near the end of its budget a launch is watched more closely.
+        let budget = self.common.launched.budget;
+        let left = budget.saturating_sub(self.common.launched.instructions.load(Ordering::Relaxed));
+        let warp_slice = u32::try_from(left / WARP_THREADS as u64).map_or(WARP_SLICE, |left| left.clamp(1, WARP_SLICE));
         loop {
             let (mut progress, mut wake, mut live) = (false, None::<Instant>, false);
             for warp in &mut self.warps {
-                match warp.run(&mut self.common, WARP_SLICE)? {
+                match warp.run(&mut self.common, warp_slice)? {
                     Ran::Done => continue,
                     Ran::Progress => progress = true,
                     Ran::Blocked => {}
@@ -163,7 +173,13 @@ impl Block {
                 }
                 self.report_deadlock()?;
             }
-            if self.common.warp_instructions >= end || self.common.idle_polls > IDLE_POLLS_MAX {
+            if !self.common.delay.is_zero() {
+                let late = Instant::now() + std::mem::take(&mut self.common.delay);
+                return Ok(Outcome::Again(Some(wake.map_or(late, |wake| wake.max(late)))));
+            }
+            if self.common.warp_instructions >= end
+                || self.common.instructions > left
+                || self.common.idle_polls > IDLE_POLLS_MAX {
                 return Ok(Outcome::Again(None));
             }
         }

@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::fault::{Fault, FaultKind, Index3, Place};
+use crate::launch::Link;
 use crate::memory::Memory;
 use crate::module::Kernel;
 use crate::race::{Access, AliasFences, Clock};
@@ -62,6 +63,7 @@ pub(crate) struct Launched {
     pub(crate) uninitialised: bool,
     pub(crate) votes_order_memory: bool,
     pub(crate) reachable: Option<HashSet<u32>>,
+    pub(crate) links: Vec<Link>,
     pub(crate) budget: u64,
     pub(crate) deadline: Option<Instant>,
     pub(crate) faults_max: usize,
