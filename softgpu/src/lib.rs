@@ -80,7 +80,8 @@ mod types;
 
 pub use fault::{Fault, FaultKind, Index3, Place};
 pub use launch::{
-    Arguments, LaunchError, LaunchOptions, Link, LoadedModule, Machine, Moment, Reservation, Running, Statistics, Stopper,
+    Arguments, LaunchError, LaunchOptions, Link, LoadedModule, Machine, Moment, Reservation, Running, Statistics,
+    Stopper,
 };
 pub use memory::{MemoryError, MemoryKind};
 pub use module::{Module, Needs, Parameter};

@@ -114,12 +114,7 @@ pub(crate) fn is_capturing(driver: &Driver, stream: &Stream) -> bool {
 }
 
 /// A stream waits for an event of a capture, and is of the capture from then on.
-pub(crate) fn join(
-    driver: &Driver,
-    stream: &Arc<Stream>,
-    at: &CapturedAt,
-    capturing: Option<Arc<Capture>>,
-) -> Result {
+pub(crate) fn join(stream: &Arc<Stream>, at: &CapturedAt, capturing: Option<Arc<Capture>>) -> Result {
     let mut state = lock(&at.capture.state);
     if state.is_over {
         return Err(Code::CAPTURED_EVENT);
@@ -137,7 +132,6 @@ pub(crate) fn join(
     if state.is_invalid {
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
     }
-    let _ = driver;
     match state.tips.iter_mut().find(|tip| tip.0.id == stream.id) {
         Some(tip) => {
             for &node in &at.nodes {
@@ -184,6 +178,9 @@ pub(crate) fn check_not_capturing(driver: &Driver, stream: &Stream) -> Result {
 
 /// The legacy stream would have to wait for a blocking stream that captures.
 pub(crate) fn check_legacy(driver: &Driver, context: &Arc<Context>) -> Result {
+    if driver.capture_count.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
     let mut is_implied = false;
     for capture in lock(&driver.captures).iter() {
         let mut state = lock(&capture.state);

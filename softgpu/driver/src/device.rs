@@ -66,7 +66,7 @@ pub(crate) fn attribute(attribute: i32, ordinal: i32) -> Result<i32> {
     let limits = Limits::of(device);
     let flag = |condition: bool| i32::from(condition);
     Ok(match attribute {
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65535,
@@ -98,7 +98,7 @@ pub(crate) fn attribute(attribute: i32, ordinal: i32) -> Result<i32> {
         51 => 32,
         75 => device.capability.0,
         76 => device.capability.1,
-        78 | 79 | 80 => 1,
+        78..=80 => 1,
         81 => limits.shared_bytes_per_multiprocessor as i32,
         83 => 0,
         86 => 0,
@@ -138,9 +138,8 @@ pub(crate) fn bus_id(ordinal: i32) -> Result<String> {
 pub(crate) fn by_bus_id(text: &str) -> Result<i32> {
     let driver = driver()?;
     let text = text.to_ascii_uppercase();
-    let found = (0..driver.devices.len() as i32).find(|&device| {
-        bus_id(device).is_ok_and(|id| id == text || id.trim_start_matches("0000:") == text)
-    });
+    let found = (0..driver.devices.len() as i32)
+        .find(|&device| bus_id(device).is_ok_and(|id| id == text || id.trim_start_matches("0000:") == text));
     found.ok_or(Code::INVALID_DEVICE)
 }
 

@@ -178,11 +178,7 @@ fn code_of(fault: &Fault) -> Code {
 }
 
 /// The stream has come to a launch.
-pub(crate) fn run(
-    driver: &Driver,
-    context: &Context,
-    launch: &KernelLaunch,
-) -> std::result::Result<(), Failure> {
+pub(crate) fn run(driver: &Driver, context: &Context, launch: &KernelLaunch) -> std::result::Result<(), Failure> {
     let Some(residency) = Residency::wait(driver, context, launch) else { return Ok(()) };
     let index = context.device;
     let device = &driver.devices[index];

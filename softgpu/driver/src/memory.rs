@@ -359,6 +359,10 @@ pub(crate) fn copy(
     if bytes == 0 {
         return Ok(());
     }
+    if waiting == Waiting::Synchronous {
+        crate::capture::check_legacy(driver, &stream.context)?;
+        crate::capture::check_unsafe_call(driver)?;
+    }
     let mut from = Side::new(driver, from, from_kind)?;
     let to = Side::new(driver, to, to_kind)?;
     let is_capturing = crate::capture::is_capturing(driver, &stream);
@@ -393,6 +397,10 @@ pub(crate) fn fill(address: u64, value: &[u8], count: u64, stream: u64, waiting:
     if count == 0 {
         return Ok(());
     }
+    if waiting == Waiting::Synchronous {
+        crate::capture::check_legacy(driver, &stream.context)?;
+        crate::capture::check_unsafe_call(driver)?;
+    }
     let bytes = count.checked_mul(value.len() as u64).ok_or(Code::INVALID_VALUE)?;
     if !address.is_multiple_of(value.len() as u64) {
         return Err(Code::INVALID_VALUE);
@@ -418,8 +426,7 @@ fn check_reach(driver: &Driver, context: &Context, side: &Side, what: &str) -> s
     let device = device as usize;
     let reaches = device == context.device
         || (lock(&context.state).peers.contains(&device) && !driver.faults().lies(context.device, device));
-    let is_placed = region_of(driver, *address).is_none()
-        && crate::virtual_memory::is_mapped(driver, *address);
+    let is_placed = region_of(driver, *address).is_none() && crate::virtual_memory::is_mapped(driver, *address);
     let allowed = if is_placed { driver.machine.is_granted(*address, context.device as u32) } else { reaches };
     if allowed {
         return Ok(());

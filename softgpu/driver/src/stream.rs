@@ -299,7 +299,8 @@ impl Stream {
                 // A panic would be a fault of this crate; whoever waits must hear of it all the same.
                 let run = || run(driver, &operation.context, &operation.work);
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-                let error = result.unwrap_or_else(|_| Err(Failure { code: 999, text: "softcuda itself failed".into() }));
+                let error =
+                    result.unwrap_or_else(|_| Err(Failure { code: 999, text: "softcuda itself failed".into() }));
                 if let Err(Failure { code, text }) = error {
                     if !text.is_empty() {
                         driver.say_fault(&text);
@@ -415,7 +416,7 @@ pub(crate) fn wait_event(stream: u64, event: u64) -> Result {
     if driver.capture_count.load(Ordering::Acquire) > 0 {
         let capturing = lock(&stream.capture).clone();
         match (&recorded, capturing) {
-            (Recorded::Captured(at), capturing) => return crate::capture::join(driver, &stream, at, capturing),
+            (Recorded::Captured(at), capturing) => return crate::capture::join(&stream, at, capturing),
             (Recorded::Completion(_), Some(capture)) => {
                 capture.invalidate();
                 return Err(Code::STREAM_CAPTURE_ISOLATION);
@@ -525,8 +526,7 @@ pub(crate) fn synchronise_context() -> Result {
     let driver = driver()?;
     let context = driver.current()?;
     crate::capture::check_context(driver, &context)?;
-    let lasts: Vec<Arc<Completion>> =
-        lock(&context.state).streams.iter().filter_map(|stream| stream.last()).collect();
+    let lasts: Vec<Arc<Completion>> = lock(&context.state).streams.iter().filter_map(|stream| stream.last()).collect();
     for last in lasts {
         driver.machine.join(&last.wait().moment);
     }

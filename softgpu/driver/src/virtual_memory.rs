@@ -272,7 +272,9 @@ pub(crate) fn set_access(address: u64, bytes: u64, ordinal: i32, flags: i32) -> 
     let all = lock(&driver.virtual_memory);
     let inside = mappings_in(&all, address, bytes)?;
     for &base in &inside {
-        let Some(object) = all.mappings.get(&base).and_then(|mapping| all.objects.get(&mapping.object)) else { continue };
+        let Some(object) = all.mappings.get(&base).and_then(|mapping| all.objects.get(&mapping.object)) else {
+            continue;
+        };
         match &object.kind {
             ObjectKind::Physical { device: owner, .. } if allowed && *owner != device => {
                 if !can_access(driver, device, *owner) {
@@ -321,8 +323,7 @@ pub(crate) fn create_multicast(device_count: u32, bytes: u64) -> Result<u64> {
         return Err(Code::NOT_SUPPORTED);
     }
     let handle = driver.new_handle(HandleKind::Physical);
-    let kind =
-        ObjectKind::Multicast { device_count: device_count as usize, devices: Vec::new(), bindings: Vec::new() };
+    let kind = ObjectKind::Multicast { device_count: device_count as usize, devices: Vec::new(), bindings: Vec::new() };
     lock(&driver.virtual_memory).objects.insert(handle, Object { bytes, references: 1, mapped_at: None, kind });
     Ok(handle)
 }

@@ -293,6 +293,8 @@ impl Common {
     ) -> Result<u64, Stop> {
         let bytes = kind.bytes();
         let allocation = self.allocation(who, address, bytes, true)?;
+        // Links corrupt stores, not what is done at the other end.
+        self.corrupt_store = false;
         if self.launched.uninitialised && !allocation.is_written(address, bytes) {
             let detail = format!("atomic access to {bytes} bytes of which nobody has written all");
             self.fault_at(FaultKind::Uninitialised, who, address, detail)?;

@@ -179,7 +179,8 @@ impl Block {
             }
             if self.common.warp_instructions >= end
                 || self.common.instructions > left
-                || self.common.idle_polls > IDLE_POLLS_MAX {
+                || self.common.idle_polls > IDLE_POLLS_MAX
+            {
                 return Ok(Outcome::Again(None));
             }
         }

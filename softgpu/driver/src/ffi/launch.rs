@@ -81,13 +81,7 @@ const INFO_BYTES: c_int = 4;
 const ERROR_BUFFER: c_int = 5;
 const ERROR_BYTES: c_int = 6;
 
-fn load(
-    module: Out<Handle>,
-    image: In<c_char>,
-    count: usize,
-    options: In<c_int>,
-    values: Out<Out<c_char>>,
-) -> Result {
+fn load(module: Out<Handle>, image: In<c_char>, count: usize, options: In<c_int>, values: Out<Out<c_char>>) -> Result {
     module.check()?;
     let options = if count == 0 { Vec::new() } else { options.all(count)? };
     if options.iter().any(|option| !(0..=33).contains(option)) {

@@ -73,6 +73,11 @@ impl<T> Out<T> {
         Out(self.0.wrapping_add(count))
     }
 
+    /// The same address, for what lies there really.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+
     pub(crate) fn address(self) -> u64 {
         self.0.expose_provenance() as u64
     }

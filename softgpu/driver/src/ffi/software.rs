@@ -46,10 +46,8 @@ fn statistics(device: c_int) -> Result<SoftgpuStatistics> {
     let tables = lock(&driver.tables);
     let count = |items: usize| items as u64;
     if device < 0 {
-        let host = tables
-            .memory
-            .values()
-            .filter(|region| matches!(region.kind, RegionKind::Pinned | RegionKind::Registered));
+        let host =
+            tables.memory.values().filter(|region| matches!(region.kind, RegionKind::Pinned | RegionKind::Registered));
         let (allocations, allocated_bytes) = host.fold((0, 0), |sum, region| (sum.0 + 1, sum.1 + region.bytes));
         return Ok(SoftgpuStatistics {
             allocations,

@@ -1,10 +1,16 @@
 //! What the tests share: devices that no other test of the process uses, and calls that must succeed.
 
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::undocumented_unsafe_blocks, reason = "each test uses a part")]
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::undocumented_unsafe_blocks,
+    reason = "each test uses a part"
+)]
 
 use std::ffi::{CString, c_char, c_void};
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::Once;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 pub use softcuda::raw::{In, Out};
 pub use softcuda::*;
@@ -143,9 +149,7 @@ pub fn flag(address: u64) -> &'static std::sync::atomic::AtomicU32 {
 /// Launches with 64-bit parameters.
 pub fn launch(function: Handle, blocks: u32, threads: u32, stream: Handle, parameters: &[u64]) -> i32 {
     let places: Vec<In<c_void>> = parameters.iter().map(|value| In::from(value).cast()).collect();
-    unsafe {
-        cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, In::from(&places[..]), In::NULL)
-    }
+    unsafe { cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, In::from(&places[..]), In::NULL) }
 }
 
 pub fn launch_cooperative(function: Handle, blocks: u32, threads: u32, stream: Handle, parameters: &[u64]) -> i32 {
@@ -197,11 +201,33 @@ again:
     ret;
 }
 
-// Every block comes to a counter and waits until all of them have.
-.visible .entry meet(.param .u64 arrivals) {
+// Says 1 at `begun`, waits until `go` is not 0, and then publishes `value` at `data`.
+.visible .entry wait_and_publish(.param .u64 begun, .param .u64 go, .param .u64 data, .param .u64 value) {
     .reg .pred %p<2>;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [begun];
+    ld.param.u64 %rd2, [go];
+    ld.param.u64 %rd3, [data];
+    ld.param.u32 %r2, [value];
+    mov.u32 %r1, 1;
+    st.release.sys.global.u32 [%rd1], %r1;
+again:
+    ld.acquire.sys.global.u32 %r3, [%rd2];
+    setp.eq.u32 %p1, %r3, 0;
+    @%p1 bra again;
+    st.release.sys.global.u32 [%rd3], %r2;
+    ret;
+}
+
+// The first thread of every block comes to a counter and waits until all of them have.
+.visible .entry meet(.param .u64 arrivals) {
+    .reg .pred %p<3>;
     .reg .b32 %r<5>;
     .reg .b64 %rd<2>;
+    mov.u32 %r4, %tid.x;
+    setp.ne.u32 %p2, %r4, 0;
+    @%p2 ret;
     ld.param.u64 %rd1, [arrivals];
     mov.u32 %r1, %nctaid.x;
     atom.acq_rel.gpu.global.add.u32 %r2, [%rd1], 1;
