@@ -231,11 +231,21 @@ pub struct Machine(Arc<Inner>);
 struct Inner {
     memory: Arc<Memory>,
     registry: Arc<Registry>,
-    hosts: Mutex<HashMap<ThreadId, Arc<Mutex<BlockClock>>>>,
+    hosts: Mutex<Hosts>,
     host_races: AtomicBool,
     launches: AtomicU64,
     queue: Arc<Queue>,
     workers: Vec<JoinHandle<()>>,
+}
+
+/// The clocks of host threads.
+#[derive(Default)]
+struct Hosts {
+    own: HashMap<ThreadId, Arc<Mutex<BlockClock>>>,
+    /// The clock of all threads that have none of their own, if they are taken for one.
+    common: Option<Arc<Mutex<BlockClock>>>,
+    /// Threads that have been forgotten, by their numbers, with the last time at which they did anything.
+    retired: HashMap<u32, u32>,
 }
 
 impl Drop for Inner {
@@ -341,19 +351,50 @@ impl Machine {
     fn with_host<T>(&self, body: impl FnOnce(&mut BlockClock) -> T) -> T {
         let clock = {
             let mut hosts = lock(&self.0.hosts);
-            let clock = hosts.entry(std::thread::current().id()).or_insert_with(|| {
-                let block = self.0.registry.add_blocks(1.into(), 1.into(), 0);
-                Arc::new(Mutex::new(BlockClock::new(block, HOST, 1, Arc::default())))
-            });
-            clock.clone()
+            let Hosts { own, common, .. } = &mut *hosts;
+            match (own.get(&std::thread::current().id()), common) {
+                (Some(own), _) => own.clone(),
+                (None, Some(common)) => common.clone(),
+                (None, None) => own.entry(std::thread::current().id()).or_insert(self.new_host_clock()).clone(),
+            }
         };
         let mut clock = lock(&clock);
         body(&mut clock)
     }
 
-    /// Forgets this host thread, which is about to end. What others learned of it they keep.
+    fn new_host_clock(&self) -> Arc<Mutex<BlockClock>> {
+        let block = self.0.registry.add_blocks(1.into(), 1.into(), 0);
+        Arc::new(Mutex::new(BlockClock::new(block, HOST, 1, Arc::default())))
+    }
+
+    /// Takes all host threads that have no clock of their own for one from now on: what one of them has waited for, all know. For
+    /// threads that order themselves by means that the machine does not see.
+    pub fn share_host_clock(&self) {
+        let clock = self.new_host_clock();
+        lock(&self.0.hosts).common.get_or_insert(clock);
+    }
+
+    /// Gives this host thread a clock of its own; it knows nothing that it does not join.
+    pub fn own_clock(&self) {
+        let clock = self.new_host_clock();
+        lock(&self.0.hosts).own.insert(std::thread::current().id(), clock);
+    }
+
+    /// Those who share the host clock come after that moment from now on.
+    pub fn tell_hosts(&self, moment: &Moment) {
+        let common = lock(&self.0.hosts).common.clone();
+        if let Some(common) = common {
+            lock(&common).learn_clock(&moment.0);
+        }
+    }
+
+    /// Forgets this host thread, which has a clock of its own and is about to end. What others learned of it they keep.
     pub fn forget_this_thread(&self) {
-        lock(&self.0.hosts).remove(&std::thread::current().id());
+        let mut hosts = lock(&self.0.hosts);
+        if let Some(clock) = hosts.own.remove(&std::thread::current().id()) {
+            let clock = lock(&clock);
+            hosts.retired.insert(clock.block, clock.time - 1);
+        }
     }
 
     /// Whether races between host threads' accesses and kernels are looked for. They are, unless this says otherwise.
@@ -651,7 +692,12 @@ impl Machine {
 
     /// All that this host thread has done and knows.
     pub fn now(&self) -> Moment {
-        Moment(self.with_host(BlockClock::hand_over))
+        self.with_host(|clock| {
+            if clock.base.is_large() {
+                clock.forget_retired(&lock(&self.0.hosts).retired);
+            }
+            Moment(clock.hand_over())
+        })
     }
 
     /// From here on, this host thread comes after that moment.

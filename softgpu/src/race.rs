@@ -175,6 +175,11 @@ impl Clock {
         }
     }
 
+    /// Whether it is worth making shorter.
+    pub(crate) fn is_large(&self) -> bool {
+        self.blocks.len() > 64
+    }
+
     fn has_ended(&self, block: u32) -> bool {
         let after = self.ended.partition_point(|&(first, _)| first <= block);
         after > 0 && block < self.ended[after - 1].1
@@ -460,6 +465,20 @@ impl BlockClock {
     pub(crate) fn learn_clock(&mut self, clock: &Clock) {
         let base = Arc::make_mut(&mut self.base);
         base.join(clock);
+    }
+
+    /// For a host thread: of host threads that are gone, by their numbers and last times, it is enough to know that they are.
+    pub(crate) fn forget_retired(&mut self, retired: &HashMap<u32, u32>) {
+        let is_over = |(block, known): (&u32, &Known)| {
+            retired.get(block).is_some_and(|last| known.all >= *last).then_some(*block)
+        };
+        let over: Vec<u32> = self.base.blocks.iter().filter_map(is_over).collect();
+        if !over.is_empty() {
+            let base = Arc::make_mut(&mut self.base);
+            for block in over {
+                base.know_ended(block, block + 1);
+            }
+        }
     }
 
     /// For a host thread: all that it knows and has done, for what begins now.

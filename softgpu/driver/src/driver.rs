@@ -182,6 +182,8 @@ pub(crate) fn initialise() -> Result {
         Code::INVALID_VALUE
     })?;
     let machine = topology.workers.map_or_else(Machine::new, Machine::with_workers);
+    // Threads of the host order themselves by means that nobody sees here: what one has synchronised with, all know.
+    machine.share_host_clock();
     machine.look_for_host_races(topology.race_detector);
     let device = |_| Device {
         primary: Mutex::default(),

@@ -83,8 +83,9 @@
 //! - A fault of a kernel (see [`softgpu`]: wild and misaligned accesses, unwritten bytes, races, traps, divergent barriers) makes its context
 //!   unusable: `CUDA_ERROR_ILLEGAL_ADDRESS`, `CUDA_ERROR_MISALIGNED_ADDRESS`, `CUDA_ERROR_ASSERT` or, for the rest,
 //!   `CUDA_ERROR_LAUNCH_FAILED`, from every call until the primary context is reset or released by its last holder, which ends its kernels.
-//! - What orders operations for the race detector: their stream, events that are waited for, the legacy stream, and what the host thread
-//!   that asked for them had synchronised with (a successful query counts). *Not*: a flag in pinned memory that the host polls itself.
+//! - What orders operations for the race detector: their stream, events that are waited for, the legacy stream, and what any thread of the
+//!   host had synchronised with before they were asked for (a successful query counts, and so does a callback), since nobody sees here how
+//!   threads of the host order themselves. *Not*: a flag in pinned memory that the host polls itself.
 //!   `cuMemsetD*`, and `cuMemcpyDtoD` between devices, return before they are done, as CUDA documents it.
 //! - With `synchronising`, these calls wait for the kernels that the device has been given, as real drivers do, so that a program that allocates
 //!   while a kernel waits for it hangs here too: `cuMemAlloc`, `cuMemFree`, `cuMemHostAlloc`, `cuMemFreeHost`, `cuMemHostRegister`,

@@ -290,6 +290,7 @@ impl Stream {
     }
 
     fn work(&self, driver: &'static Driver) {
+        driver.machine.own_clock();
         while let Some(operation) = self.next() {
             for dependency in &operation.dependencies {
                 driver.machine.join(&dependency.wait().moment);
@@ -334,6 +335,8 @@ fn run(driver: &'static Driver, context: &Arc<Context>, work: &Work) -> std::res
         Work::Copy(copy) => crate::memory::run_copy(driver, context, copy),
         Work::Fill(fill) => crate::memory::run_fill(driver, context, fill),
         Work::HostFunction(callback) => {
+            // Whatever the callback tells the host, it tells that the stream has come so far.
+            driver.machine.tell_hosts(&driver.machine.now());
             crate::ffi::raw::call(callback);
             Ok(())
         }

@@ -26,6 +26,48 @@ fn a_kernel_adds_to_what_was_copied_to_the_device() {
 }
 
 #[test]
+fn what_one_thread_waited_for_another_one_may_use() {
+    let gpu = gpu();
+    let data = gpu.words(&[1; 32]);
+    let add = gpu.function(KERNELS, "add");
+    let (stream, other) = (gpu.stream(1), gpu.stream(1));
+    std::thread::spawn(move || {
+        gpu.enter();
+        ok(launch(add, 1, 32, stream, &[data, 1]));
+        ok(unsafe { cuStreamSynchronize(stream) });
+    })
+    .join()
+    .unwrap();
+    ok(launch(add, 1, 32, other, &[data, 1]));
+    ok(unsafe { cuStreamSynchronize(other) });
+    assert_eq!(get(data, 32), [3; 32]);
+}
+
+#[test]
+fn streams_that_come_and_go_do_not_make_it_slow() {
+    let gpu = gpu();
+    let data = gpu.words(&[0; 32]);
+    let add = gpu.function(KERNELS, "add");
+    let mut times = Vec::new();
+    for _ in 0..1000 {
+        let begin = std::time::Instant::now();
+        let stream = gpu.stream(1);
+        ok(launch(add, 1, 32, stream, &[data, 1]));
+        ok(unsafe { cuStreamSynchronize(stream) });
+        ok(unsafe { cuStreamDestroy_v2(stream) });
+        times.push(begin.elapsed());
+    }
+    assert_eq!(get(data, 32), [1000; 32]);
+    let median = |times: &[std::time::Duration]| {
+        let mut times = times.to_vec();
+        times.sort();
+        times[times.len() / 2]
+    };
+    let (early, late) = (median(&times[..200]), median(&times[800..]));
+    assert!(late < 5 * early, "{early:?}, later {late:?}");
+}
+
+#[test]
 fn a_thousand_small_launches_take_a_moment() {
     let gpu = gpu();
     let data = gpu.words(&[0; 32]);

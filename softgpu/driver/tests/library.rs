@@ -13,7 +13,7 @@ use libloading::{Library, Symbol};
 
 /// A copy of the library that Cargo has built beside this test.
 fn copy(directory: &std::path::Path, name: &str) -> Library {
-    let built = PathBuf::from(std::env::current_exe().unwrap()).with_file_name("libsoftcuda.so");
+    let built = std::env::current_exe().unwrap().with_file_name("libsoftcuda.so");
     let path = directory.join(name);
     std::fs::copy(&built, &path).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
     unsafe { Library::new(&path) }.unwrap()
