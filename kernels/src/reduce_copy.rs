@@ -87,6 +87,14 @@ pub(crate) unsafe fn by_shape<E: Element, R: ReductionOf<E>, const LOOPS: usize>
     bytes: usize,
 ) {
     const { assert!(SPECIALISED_OPERANDS == 4 && LOOPS <= SPECIALISED_OPERANDS) };
+    // What is there already stays: peers may be reading it.
+    if !COPIES_APART
+        && operands.destination_count() == 1
+        && operands.source(0) == operands.destination(0).cast_const()
+        && is_plain_copy::<E, R>(operands)
+    {
+        return;
+    }
     let any_number: Indirect<_, E::Single, R> = Indirect::new(operands);
     let range =
         Range::of::<E>(&any_number, bytes, GOES_BACKWARDS && operands.backwards(), STREAMS && operands.streams());

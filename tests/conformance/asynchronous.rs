@@ -151,7 +151,7 @@ pub(crate) fn any_owned_buffer_can_be_lent(make: Make) {
             );
             assert_eq!(*calls.0.wait().unwrap(), [bf16::from_f32(3.0); 33]);
             assert_eq!(calls.1.wait().unwrap(), [1.0, 2.0]);
-            assert_eq!(calls.2.wait().unwrap(), []);
+            assert_eq!(calls.2.wait().unwrap(), [0.0_f32; 0]);
         });
     });
 }
