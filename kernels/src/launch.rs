@@ -84,8 +84,10 @@ pub(crate) unsafe fn begin<'a>(issue: IssueWords) -> Option<Block<'a>> {
         }
         barrier();
         let call = &(*own).call;
-        // A rank that failed makes no more calls; nor does one whose communicator is broken.
-        if any(thread_index() == 0 && ((*state).status != launch_status::GOOD || sees_abort(call.abort))) {
+        // A rank that failed makes no more calls; nor does one whose communicator is broken. (Another block of this launch may be
+        // failing just now, so its word is read as the abort word is.)
+        let has_failed = || sees_abort(&raw const (*state).status) || sees_abort(call.abort);
+        if any(thread_index() == 0 && has_failed()) {
             Block(&*own).fail(launch_status::ABORTED);
             return None;
         }

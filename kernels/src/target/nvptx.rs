@@ -237,7 +237,8 @@ pub unsafe fn is_aborted(abort: *const u32) -> bool {
     thread_index() == 0 && unsafe { sees_abort(abort) }
 }
 
-/// Reads the abort word, on whichever thread asks; otherwise as [`is_aborted`].
+/// Reads the abort word, or another one that is zero until it stops somebody, on whichever thread asks; otherwise as
+/// [`is_aborted`].
 ///
 /// # Safety
 /// `abort` is valid for an aligned atomic read.
