@@ -212,12 +212,15 @@ fn events_order_streams_and_measure_time() {
     assert_eq!(unsafe { cuEventQuery(end) }, 600);
     let mut milliseconds = 0.0;
     assert_eq!(unsafe { cuEventElapsedTime((&mut milliseconds).into(), start, end) }, 600);
+    while flag(begun).load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
     std::thread::sleep(std::time::Duration::from_millis(5));
     flag(go).store(1, Ordering::Release);
     ok(unsafe { cuStreamSynchronize(second) });
     ok(unsafe { cuEventSynchronize(end) });
     ok(unsafe { cuEventElapsedTime((&mut milliseconds).into(), start, end) });
-    assert!(milliseconds >= 4.0, "{milliseconds}");
+    assert!(milliseconds >= 5.0, "{milliseconds}");
     assert_eq!(get(data, 1), [15]);
 }
 

@@ -98,6 +98,28 @@ functions! { list:
         push_current(created.handle);
         context.put(created.handle)
     }
+    fn cuCtxCreate_v3(
+        context: Out<Handle>, _affinities: In<c_int>, affinity_count: c_int, _flags: c_uint, device: CUdevice
+    ) {
+        let driver = driver()?;
+        context.check()?;
+        if affinity_count != 0 {
+            return Err(Code::UNSUPPORTED_EXEC_AFFINITY);
+        }
+        let created = driver.create_context(driver.device(device)?)?;
+        push_current(created.handle);
+        context.put(created.handle)
+    }
+    fn cuCtxCreate_v4(context: Out<Handle>, parameters: In<c_int>, _flags: c_uint, device: CUdevice) {
+        let driver = driver()?;
+        context.check()?;
+        if !parameters.is_null() {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let created = driver.create_context(driver.device(device)?)?;
+        push_current(created.handle);
+        context.put(created.handle)
+    }
     fn cuCtxDestroy_v2(context: Handle) {
         let driver = driver()?;
         let found = driver.context(context)?;

@@ -15,6 +15,7 @@ fn find(symbol: &str, version: c_int) -> Option<usize> {
     match symbol {
         "cuStreamGetCaptureInfo" if newest_is_plain && version >= 11030 => return get("cuStreamGetCaptureInfo_v2"),
         "cuEventElapsedTime" if newest_is_plain => return get("cuEventElapsedTime"),
+        "cuCtxCreate" => return get(if version >= 13000 { "cuCtxCreate_v4" } else { "cuCtxCreate_v2" }),
         "cuGraphInstantiate" if version >= 12000 => return get("cuGraphInstantiateWithFlags"),
         _ => {}
     }

@@ -21,6 +21,8 @@ unsupported! {
     cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcGetMemHandle cuIpcOpenEventHandle cuIpcOpenMemHandle_v2
     cuLinkAddData_v2 cuLinkAddFile_v2 cuLinkComplete cuLinkCreate_v2 cuLinkDestroy
     cuMemAdvise cuMemAllocManaged cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemPrefetchAsync
+    cuDeviceSetMemPool cuMemAdvise_v2 cuMemPoolCreate cuMemPoolDestroy cuMemPrefetchAsync_v2
+    cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize
     cuMemcpy2D_v2 cuMemcpy2DAsync_v2 cuMemcpy3D_v2 cuMemcpyAtoH_v2 cuMemcpyHtoA_v2
     cuModuleLoadFatBinary cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxPotentialBlockSize
     cuStreamAttachMemAsync cuStreamWaitValue32_v2 cuStreamWaitValue64_v2 cuStreamWriteValue32_v2 cuStreamWriteValue64_v2

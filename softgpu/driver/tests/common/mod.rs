@@ -2,6 +2,7 @@
 
 #![allow(
     dead_code,
+    unused_imports,
     missing_docs,
     unreachable_pub,
     clippy::undocumented_unsafe_blocks,
