@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use softgpu::{Module, Needs};
 
@@ -26,26 +26,37 @@ pub(crate) struct Function {
     pub(crate) dynamic_shared_max: AtomicU32,
 }
 
-/// Modules by their text, so that what several devices load is decoded once.
+/// Modules by their text, so that what several devices load is decoded once, by whoever comes first.
 #[derive(Default)]
-pub(crate) struct Texts(Mutex<HashMap<Arc<[u8]>, Arc<Module>>>);
+pub(crate) struct Texts(Mutex<HashMap<Arc<[u8]>, Entry>>);
+
+type Entry = Arc<OnceLock<Decoded>>;
+
+/// A module, or why the text is none.
+type Decoded = std::result::Result<Arc<Module>, String>;
 
 /// Texts that are kept; when there are more, all are forgotten.
 const TEXTS_MAX: usize = 256;
 
 impl Texts {
-    fn module(&self, text: &[u8]) -> std::result::Result<Arc<Module>, String> {
-        if let Some(module) = lock(&self.0).get(text) {
-            return Ok(module.clone());
-        }
-        let string = std::str::from_utf8(text).map_err(|error| format!("expected UTF-8: {error}"))?;
-        let module = Arc::new(Module::parse(string).map_err(|error| error.to_string())?);
-        let mut texts = lock(&self.0);
-        if texts.len() >= TEXTS_MAX {
-            texts.clear();
-        }
-        texts.insert(text.into(), module.clone());
-        Ok(module)
+    fn module(&self, text: &[u8]) -> Decoded {
+        let entry = {
+            let mut texts = lock(&self.0);
+            match texts.get(text) {
+                Some(entry) => entry.clone(),
+                None => {
+                    if texts.len() >= TEXTS_MAX {
+                        texts.clear();
+                    }
+                    texts.entry(text.into()).or_default().clone()
+                }
+            }
+        };
+        let decode = || {
+            let string = std::str::from_utf8(text).map_err(|error| format!("expected UTF-8: {error}"))?;
+            Module::parse(string).map(Arc::new).map_err(|error| error.to_string())
+        };
+        entry.get_or_init(decode).clone()
     }
 }
 
@@ -238,7 +249,7 @@ pub(crate) fn get_attribute(attribute: i32, handle: u64) -> Result<i32> {
         2 => 0,
         3 => function.needs.local_bytes as i32,
         4 => device.registers_per_thread as i32,
-        5 => number(function.module.loaded.module().version()),
+        5 => number(function.module.loaded.module().target()),
         6 => device.capability.0 * 10 + device.capability.1,
         7 => 0,
         8 => function.dynamic_shared_max.load(Ordering::Relaxed) as i32,

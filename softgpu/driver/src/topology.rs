@@ -457,3 +457,47 @@ impl Faults {
         links.into_iter().map(|(to, link)| softgpu::Link { device: to as u32, ..link }).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_text_there_are_eight_devices_all_connected() {
+        let (topology, _) = Topology::parse("").unwrap();
+        assert_eq!(topology.devices.len(), 8);
+        assert_eq!((topology.devices[7].capability, topology.devices[7].multiprocessors), ((9, 0), 132));
+        assert_eq!(topology.link(0, 7), (LinkKind::Nvlink, true));
+        assert!(topology.race_detector && topology.synchronising && topology.has_multicast(3));
+    }
+
+    #[test]
+    fn errors_say_what_was_expected_and_what_came() {
+        let error = |text: &str| Topology::parse(text).unwrap_err().to_string();
+        assert_eq!(error("devices = 65"), "expected 1 to 64 devices, found 65");
+        assert!(error("[device]\ncompute_capability = \"nine\"").contains("found \"nine\""));
+        assert!(error("[[links]]\nbetween = [0, 9]\nkind = \"pcie\"").contains("found [0, 9]"));
+        assert!(error("[[faults.device_lost]]\ndevice = 0").contains("after_thread_instructions"));
+        assert!(error("[[faults.allocation_failure]]\ndevice = 0").contains("above_bytes"));
+        assert!(error("colour = 1").contains("colour"));
+    }
+
+    #[test]
+    fn faults_count_from_when_they_were_asked_for() {
+        let mut faults = Faults::parse("[[launch_error]]\ndevice = 1\nlaunch = 2\ncode = 5", 2).unwrap();
+        assert_eq!([faults.launch(1), faults.launch(0)], [None, None]);
+        faults
+            .add(Faults::parse("[[launch_error]]\ndevice = 1\nlaunch = 2\ncode = 6\nasynchronous = true", 2).unwrap());
+        assert_eq!(faults.launch(1), Some(LaunchEffect::Refused(5)));
+        assert_eq!(faults.launch(1), Some(LaunchEffect::Fails(6)));
+    }
+
+    #[test]
+    fn what_is_one_way_is_one_way() {
+        let text = "[[slow_link]]\npair = [0, 1]\none_way = true\nnanoseconds = 7";
+        let faults = Faults::parse(text, 2).unwrap();
+        let links = faults.links(0);
+        assert_eq!((links.len(), links[0].device, links[0].delay.as_nanos()), (1, 1, 7));
+        assert!(faults.links(1).is_empty());
+    }
+}

@@ -289,6 +289,22 @@ fn a_wild_access_spoils_the_context_until_it_is_reset() {
 }
 
 #[test]
+fn a_fault_ends_the_other_kernels_of_its_context() {
+    let gpu = gpu();
+    let (begun, go) = (pinned(4), pinned(4));
+    let data = gpu.words(&[0]);
+    let (wait, trap) = (gpu.function(KERNELS, "wait_and_write"), gpu.function(KERNELS, "trap_at_once"));
+    let (first, second) = (gpu.stream(1), gpu.stream(1));
+    ok(launch(wait, 1, 1, first, &[begun, go, data, 1]));
+    while flag(begun).load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    ok(launch(trap, 1, 32, second, &[]));
+    assert_eq!(unsafe { cuStreamSynchronize(first) }, 719);
+    assert_eq!(flag(go).load(Ordering::Acquire), 0);
+}
+
+#[test]
 fn other_faults_have_their_codes_too() {
     let misaligned = gpu();
     let data = misaligned.words(&[0; 64]);

@@ -24,12 +24,16 @@ pub fn ok(code: i32) {
     }
 }
 
-/// The topology of all tests of a file: many small devices, so that each test has its own.
+/// The topology of most tests: many small devices, so that each test has its own.
 pub fn start() {
+    start_with("devices = 64\nworkers = 2\n[device]\nmultiprocessors = 4\nmemory_bytes = 1073741824\n");
+}
+
+/// Initialises the driver, if no other test of the process has.
+pub fn start_with(topology: &str) {
     static START: Once = Once::new();
     START.call_once(|| {
-        let text = "devices = 64\nworkers = 2\n[device]\nmultiprocessors = 4\nmemory_bytes = 1073741824\n";
-        ok(unsafe { softgpu_configure(bytes_of(text), text.len()) });
+        ok(unsafe { softgpu_configure(bytes_of(topology), topology.len()) });
         ok(unsafe { cuInit(0) });
     });
 }
@@ -50,7 +54,11 @@ pub struct Gpu {
 /// A device that nobody else has, its context current.
 pub fn gpu() -> Gpu {
     start();
-    let ordinal = NEXT.fetch_add(1, Ordering::Relaxed);
+    device(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The device of an ordinal, its context current.
+pub fn device(ordinal: i32) -> Gpu {
     let mut context = 0;
     ok(unsafe { cuDevicePrimaryCtxRetain((&mut context).into(), ordinal) });
     let gpu = Gpu { ordinal, context };
