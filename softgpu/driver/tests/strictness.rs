@@ -232,6 +232,36 @@ fn a_cooperative_launch_must_fit_and_waits_until_it_does() {
 }
 
 #[test]
+fn a_launch_with_attributes_is_cooperative_when_it_says_so() {
+    let gpu = gpu();
+    let meet = gpu.function(KERNELS, "meet");
+    let arrivals = gpu.words(&[0]);
+    let stream = gpu.stream(1);
+    let launch = |blocks: u32, attributes: &[CUlaunchAttribute]| {
+        let configuration = CUlaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [1024, 1, 1],
+            shared_bytes: 0,
+            stream,
+            attributes: attributes.into(),
+            attribute_count: attributes.len() as u32,
+        };
+        let places = [In::from(&arrivals).cast()];
+        unsafe { cuLaunchKernelEx(In::from(&configuration), meet, In::from(&places[..]), In::NULL) }
+    };
+    let attribute = |id, value| {
+        let mut values = [0; 16];
+        values[0] = value;
+        CUlaunchAttribute { id, padding: 0, value: values }
+    };
+    assert_eq!(launch(9, &[attribute(2, 1)]), 720);
+    assert_eq!(launch(1, &[attribute(4, 2)]), 801);
+    ok(launch(8, &[attribute(2, 1), attribute(8, 0)]));
+    ok(unsafe { cuStreamSynchronize(stream) });
+    assert_eq!(get(arrivals, 1), [8]);
+}
+
+#[test]
 fn text_that_is_not_ptx_is_refused_with_a_log() {
     let gpu = gpu();
     gpu.enter();
