@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::calls::CallBuilder;
 use crate::core::{Core, MemoryReport, TimedStep, World};
 use crate::device::cuda::Device;
+use crate::device::cuda::paths::Paths;
 use crate::device::cuda::ranks::Ranks;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -41,13 +42,13 @@ pub fn local_with(rank_count: usize, options: Options) -> Result<Vec<Communicato
             came: rank_count.to_string(),
         });
     }
-    let world = World::in_process(rank_count, options.geometry()?);
+    let world = World::in_process(rank_count, &options)?;
     (0..rank_count).map(|rank| Communicator::new(&world, rank, options.clone())).collect()
 }
 
 /// See `cuda::local_with`.
-pub(crate) fn on_cuda(devices: &[Device], options: Options) -> Result<Vec<Communicator>> {
-    let world = World::on_cuda(devices, options.geometry()?)?;
+pub(crate) fn on_cuda(devices: &[Device], paths: &Paths, options: Options) -> Result<Vec<Communicator>> {
+    let world = World::on_cuda(devices, paths, &options)?;
     (0..devices.len()).map(|rank| Communicator::new(&world, rank, options.clone())).collect()
 }
 

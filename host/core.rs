@@ -18,6 +18,7 @@ use tutti_kernels::layout::Fingerprint;
 use crate::board::Board;
 use crate::buffer::Memory;
 use crate::device::cuda::{Device, Stream};
+use crate::device::cuda::paths::Paths;
 use crate::device::cuda::ranks::{CudaTransport, Ranks};
 use crate::dtype::{DType, Reduction};
 use crate::error::{Error, ErrorKind, Result};
@@ -49,6 +50,9 @@ pub(crate) struct World {
     plans: PlanCache,
     /// What ranks on CUDA devices share.
     pub(crate) cuda: Option<Arc<Ranks>>,
+    watched: Mutex<cuda::Watched>,
+    /// Those of the communicator, as it was made.
+    options: Options,
     /// Communicators being split off, until all their ranks have come for them: by sequence and colour.
     children: Mutex<HashMap<(u64, u32), Child>>,
     /// The communicators that this one was split off from, the oldest first. Each lists this one among its descendants, so that
@@ -74,20 +78,22 @@ struct Descendants {
 
 impl World {
     /// For ranks that are threads of this process.
-    pub(crate) fn in_process(rank_count: usize, geometry: Geometry) -> Arc<World> {
-        World::new(rank_count, geometry, None, processors(), Vec::new())
+    pub(crate) fn in_process(rank_count: usize, options: &Options) -> Result<Arc<World>> {
+        Ok(World::new(rank_count, options.geometry()?, None, options, processors(), Vec::new()))
     }
 
     /// For ranks on CUDA devices, one for each entry, which threads of this process drive.
-    pub(crate) fn on_cuda(devices: &[Device], geometry: Geometry) -> Result<Arc<World>> {
-        let ranks = Arc::new(Ranks::new(devices, geometry)?);
-        Ok(World::new(devices.len(), geometry, Some(ranks), processors(), Vec::new()))
+    pub(crate) fn on_cuda(devices: &[Device], paths: &Paths, options: &Options) -> Result<Arc<World>> {
+        let geometry = options.geometry()?;
+        let ranks = Arc::new(Ranks::new(devices, paths, geometry)?);
+        Ok(World::new(devices.len(), geometry, Some(ranks), options, processors(), Vec::new()))
     }
 
     fn new(
         rank_count: usize,
         geometry: Geometry,
         cuda: Option<Arc<Ranks>>,
+        options: &Options,
         processors: usize,
         ancestors: Vec<Weak<World>>,
     ) -> Arc<World> {
@@ -104,6 +110,8 @@ impl World {
             processors,
             plans: PlanCache::default(),
             cuda,
+            watched: Mutex::default(),
+            options: options.clone(),
             children: Mutex::default(),
             ancestors,
             descendants: Mutex::default(),
@@ -118,11 +126,11 @@ impl World {
         let cuda = match &self.cuda {
             Some(ranks) => {
                 let devices: Vec<Device> = members.iter().map(|rank| ranks.gpu(*rank).device.clone()).collect();
-                Some(Arc::new(Ranks::new(&devices, self.geometry)?))
+                Some(Arc::new(Ranks::new(&devices, ranks.paths(), self.geometry)?))
             }
             None => None,
         };
-        let world = World::new(members.len(), self.geometry, cuda, self.processors, ancestors);
+        let world = World::new(members.len(), self.geometry, cuda, &self.options, self.processors, ancestors);
         // The oldest first: if it is aborted, and gone, before this one is on its list, then the next ones have heard of it.
         for ancestor in world.ancestors.iter().filter_map(Weak::upgrade) {
             let mut descendants = lock(&ancestor.descendants);

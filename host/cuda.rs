@@ -27,7 +27,9 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::plan::MAX_RANK_COUNT;
 
-pub use crate::device::cuda::{Device, Driver, Graph, Stream};
+pub use crate::device::cuda::{Device, Driver, Graph, Path, Paths, Stream};
+
+mod trial;
 
 /// Communicators whose ranks run on these devices, one rank for each entry; a device may stand there several times.
 ///
@@ -53,7 +55,24 @@ pub fn local_with(devices: &[Device], options: Options) -> Result<Vec<Communicat
             came: devices.len().to_string(),
         });
     }
-    crate::communicator::on_cuda(devices, options)
+    crate::communicator::on_cuda(devices, &paths(devices)?, options)
+}
+
+/// How these devices reach each other. What the driver grants is tried out before it is trusted, once in a process: data goes both
+/// ways at once, under flags, and is compared. A path that fails is dropped, with a warning that says what was seen, for the next
+/// one: memory of the host.
+///
+/// # Errors
+///
+/// [`Error::Cuda`] if the driver fails; [`Error::NoPath`] if two devices do not reach each other at all.
+pub fn paths(devices: &[Device]) -> Result<Paths> {
+    let mut each: Vec<Device> = Vec::new();
+    for device in devices {
+        if !each.contains(device) {
+            each.push(device.clone());
+        }
+    }
+    trial::paths(each)
 }
 
 /// Elements in a device's memory, owned.
@@ -267,6 +286,11 @@ impl Communicator {
     /// The CUDA device that runs this rank, if one does.
     pub fn device(&self) -> Option<Device> {
         self.cuda().map(|ranks| ranks.gpu(self.rank()).device.clone())
+    }
+
+    /// How the devices of this communicator's ranks reach each other, if CUDA devices run them.
+    pub fn paths(&self) -> Option<&Paths> {
+        self.cuda().map(|ranks| ranks.paths())
     }
 
     /// Room for `count` elements in the memory of this rank's device, of which nothing is known. Peers whose devices reach it read

@@ -156,6 +156,15 @@ pub enum Error {
         reason: NoImage,
     },
 
+    /// Two devices do not reach each other, not even by memory of the host.
+    #[error("devices {} and {} do not reach each other: {}", devices[0], devices[1], seen.join("; "))]
+    NoPath {
+        /// The devices, as the driver counts.
+        devices: [usize; 2],
+        /// What was seen of each path.
+        seen: Vec<String>,
+    },
+
     /// A device does not hold all blocks of a call at once, and blocks wait for each other.
     #[error(
         "device {device}: the ranks on it have {blocks} blocks in this call, and it holds {resident} at once; use fewer ranks \
@@ -205,6 +214,7 @@ impl Error {
             | Error::NoDriver { .. }
             | Error::NoKernel { .. }
             | Error::NotResident { .. }
+            | Error::NoPath { .. }
             | Error::Cuda { .. } => ErrorKind::Machine,
             Error::Internal { .. } => ErrorKind::Internal,
         }

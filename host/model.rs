@@ -115,7 +115,7 @@ impl Caller {
 fn all_reduce(algorithm: Algorithm, end: End) {
     // Threads of a model are one thread to the system: nobody's fate depends on it.
     presence::work_for_others();
-    let world = World::in_process(RANKS, Geometry { slot_bytes: 64, slots: 2 });
+    let world = World::in_process(RANKS, &Options::default().slot_bytes(64).slots(2)).expect("they are in range");
     for rank in 0..RANKS {
         model::share_plain(world.board.windows().wrapping_add(rank).cast(), size_of::<Window>());
     }

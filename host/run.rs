@@ -60,6 +60,38 @@ pub(crate) fn run(core: &mut Core, request: &Request, overrides: &Overrides) -> 
     }
 }
 
+/// Runs one call of several ranks to its end, all on this thread. When it returns, nobody else touches the requests' buffers.
+pub(crate) fn run_all(ranks: &mut [&mut Core], requests: &[Request], overrides: &Overrides) -> Result<()> {
+    let mut waiter = Waiter::new(ranks.len(), 1);
+    let mut lent = Vec::with_capacity(ranks.len());
+    let mut failed = None;
+    for (core, request) in ranks.iter_mut().zip(requests) {
+        match core.start(request, overrides) {
+            Ok(()) => lent.push(Lent { core: &mut **core, in_call: true }),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    while lent.iter().any(|rank| rank.in_call) {
+        let look_at = waiter.pause();
+        for rank in lent.iter_mut().filter(|rank| rank.in_call) {
+            let polled = match look_at {
+                Some(now) => rank.core.look(now).and_then(|()| rank.core.poll()),
+                None => rank.core.poll(),
+            };
+            match polled {
+                Ok(Polled::Done) => rank.in_call = false,
+                Ok(Polled::Moved) => waiter.reset(),
+                Ok(Polled::Waiting) => {}
+                Err(error) => {
+                    let error = rank.give_up(error);
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
 /// One rank's calls of a group, in the order in which they were issued.
 pub(crate) struct Lineup<'a> {
     /// None until its turn has come.

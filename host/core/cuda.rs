@@ -6,13 +6,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use tutti_kernels::layout::{Fingerprint, ISSUE_WORDS, Issue, issue_flag, launch_status};
+use tutti_kernels::layout::{Fingerprint, ISSUE_WORDS, Issue, REPORTED_PROGRAMS, issue_flag, launch_status};
 
 use super::watch::Watch;
 use super::{MemoryReport, Polled, Request, TimedStep, World};
+use crate::board::Missing;
 use crate::buffer::Memory;
 use crate::device::cuda::bind::Bound;
 use crate::device::cuda::ranks::{Ranks, address};
@@ -88,7 +89,7 @@ pub(crate) struct Flight {
     rank: usize,
     /// None where only the kernels know.
     fingerprint: Option<Fingerprint>,
-    /// Zero for one that was captured.
+    /// Zero for one that was captured; of those that are replayed nobody knows.
     ticket: u64,
     programs: usize,
     state: Mutex<FlightState>,
@@ -154,7 +155,9 @@ impl CudaRank {
             output: request.output.expose_provenance() as u64,
             result: None,
         };
-        self.issue(request, overrides, Some(stream), |_| Ok(placed)).map(|(flight, _)| flight)
+        let (flight, _) = self.issue(request, overrides, Some(stream), |_| Ok(placed))?;
+        watch(&self.world, (!flight.is_captured()).then(|| Arc::clone(&flight)))?;
+        Ok(flight)
     }
 
     /// Launches a call: on this rank's stream, or on the caller's.
@@ -515,6 +518,25 @@ impl Drop for CudaRank {
 }
 
 impl Flight {
+    /// The call that a rank's kernels are in, which nobody here has made: one that was captured, and is replayed.
+    fn replayed(world: &Arc<World>, ranks: &Arc<Ranks>, rank: usize) -> Flight {
+        Flight {
+            world: Arc::clone(world),
+            ranks: Arc::clone(ranks),
+            rank,
+            fingerprint: None,
+            ticket: u64::MAX,
+            programs: REPORTED_PROGRAMS,
+            state: Mutex::new(FlightState {
+                watch: Watch::new(&world.options, &Overrides::default()),
+                unconfirmed: false,
+                failed: None,
+                outcome: None,
+            }),
+            _bound: None,
+        }
+    }
+
     /// Whether the call was captured, and so has not been made.
     pub(crate) fn is_captured(&self) -> bool {
         self.ticket == 0
@@ -584,13 +606,11 @@ impl Flight {
         self.mirror();
         let board = &self.world.board;
         // What the stream says of a kernel that ended without saying anything itself.
-        match self.ranks.ranks[self.rank].end.is_done() {
-            Err(failure) => {
-                let doing = format!("running the kernels of rank {}", self.rank);
-                return Err(board.fail(failure.during(doing)));
-            }
-            Ok(_) if self.poll()? => return Ok(()),
-            Ok(_) => {}
+        if let Err(failure) = self.ranks.ranks[self.rank].end.is_done() {
+            return Err(board.fail(failure.during(format_args!("running the kernels of rank {}", self.rank))));
+        }
+        if self.poll()? {
+            return Ok(());
         }
         let Some(mine) = self.latest().filter(|mine| mine.sequence <= self.ranks.sequence(self.rank)) else {
             // The kernel has yet to begin: the stream has something else to do. Time counts from when it does; but who gave up
@@ -603,9 +623,64 @@ impl Flight {
         let unconfirmed = state.unconfirmed;
         let peer = is_waiting.then_some(self.rank);
         state.watch.look(board, self.rank, &mine, unconfirmed, peer, now)?;
-        if unconfirmed && board.missing(mine.sequence - 1) == crate::board::Missing::Nobody {
+        if unconfirmed && board.missing(mine.sequence - 1) == Missing::Nobody {
             state.unconfirmed = false;
         }
         Ok(())
+    }
+}
+
+/// Calls that nobody may be waiting for, and who watches their deadlines.
+#[derive(Default)]
+pub(crate) struct Watched {
+    flights: Vec<Arc<Flight>>,
+    has_watcher: bool,
+}
+
+/// How often their deadlines are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Sees to it that somebody watches the calls of a communicator, this one too if there is one.
+fn watch(world: &Arc<World>, flight: Option<Arc<Flight>>) -> Result<()> {
+    let mut watched = lock(&world.watched);
+    watched.flights.extend(flight);
+    if !watched.has_watcher {
+        let world = Arc::downgrade(world);
+        let thread = std::thread::Builder::new().name("tutti-watcher".to_owned());
+        thread
+            .spawn(move || watch_until_it_goes(&world))
+            .map_err(|error| Error::Thread { reason: error.to_string() })?;
+        watched.has_watcher = true;
+    }
+    Ok(())
+}
+
+/// Watches a communicator's calls for as long as it lives. What fails breaks it, and then whoever asks hears of it.
+fn watch_until_it_goes(world: &Weak<World>) {
+    // By rank: a call that was captured and is being made.
+    let mut replays: HashMap<usize, Flight> = HashMap::new();
+    loop {
+        std::thread::sleep(WATCH_INTERVAL);
+        let Some(world) = world.upgrade() else { return };
+        let Some(ranks) = &world.cuda else { return };
+        let mut flights = std::mem::take(&mut lock(&world.watched).flights);
+        let now = Instant::now();
+        flights.retain(|flight| flight.poll() == Ok(false) && flight.look(now).is_ok());
+        lock(&world.watched).flights.append(&mut flights);
+        for rank in (0..ranks.rank_count()).filter(|rank| ranks.ranks[*rank].is_replayed.load(Ordering::Acquire)) {
+            ranks.mirror(rank, &world.board);
+            let is_under_way = ranks.sequence(rank) > ranks.finished(rank);
+            if !is_under_way && ranks.status(rank) == launch_status::GOOD {
+                replays.remove(&rank);
+                continue;
+            }
+            let flight = replays.entry(rank).or_insert_with(|| Flight::replayed(&world, ranks, rank));
+            // The error has been told to the board.
+            let _ = flight.look(now);
+        }
+        // It must not keep alive what it watches.
+        if Arc::strong_count(&world) == 1 + replays.len() {
+            return;
+        }
     }
 }

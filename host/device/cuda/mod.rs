@@ -9,6 +9,7 @@
 
 pub(crate) mod bind;
 pub(crate) mod heap;
+pub(crate) mod paths;
 pub(crate) mod ranks;
 mod result;
 mod safe;
@@ -16,4 +17,5 @@ mod sys;
 
 pub(crate) use result::Failure;
 pub(crate) use safe::{DeviceMemory, Grid};
+pub use paths::{Path, Paths};
 pub use safe::{Device, Driver, Graph, Stream};

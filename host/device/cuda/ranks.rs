@@ -15,6 +15,7 @@ use tutti_kernels::layout::{
 
 use super::bind::{Bound, bind};
 use super::heap::{Chunk, Heap};
+use super::paths::{Path, Paths};
 use super::result::Failure;
 use super::safe::{Device, DeviceMemory, Event, Kernel, Module, PinnedMemory, Stream};
 use crate::board::Board;
@@ -33,19 +34,11 @@ const ENDS_AT_FIRST: usize = 256;
 /// Bytes in front of the first slot, so that its data, behind the header, is aligned for a GPU's widest access.
 const SLOT_SHIFT_BYTES: usize = LINE_BYTES - SLOT_HEADER_BYTES;
 
+/// Warps that a block has at most.
+const WARPS_MAX: usize = (tutti_codegen::BLOCK_THREADS_MAX / tutti_codegen::WARP_THREADS) as usize;
+
 /// How long kernels may take to end once the abort word is raised.
 const END_WITHIN: Duration = Duration::from_secs(10);
-
-/// How two ranks reach each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Path {
-    /// They share a device.
-    SameDevice,
-    /// Each device reaches the other's memory.
-    Peer,
-    /// By memory of the host that both reach.
-    Host,
-}
 
 /// One device, however many ranks it has.
 pub(crate) struct Gpu {
@@ -67,6 +60,8 @@ pub(crate) type KernelKey = (DType, Option<Reduction>);
 pub(crate) struct LoadedKernel {
     pub(crate) kernel: Kernel,
     module: Arc<Module>,
+    /// By warps of a block, how many blocks a multiprocessor holds, where that has been asked.
+    blocks: Arc<[AtomicU32; WARPS_MAX + 1]>,
 }
 
 impl Chunk for DeviceMemory {
@@ -143,7 +138,7 @@ impl Gpu {
                 }
             };
             let kernel = module.kernel(&entry.name())?;
-            Ok(LoadedKernel { kernel, module })
+            Ok(LoadedKernel { kernel, module, blocks: Arc::default() })
         };
         let loaded: LoadedKernel = load().map_err(|failure: Failure| {
             failure.during(format_args!("loading {} on device {device}", image.file_name()))
@@ -155,10 +150,15 @@ impl Gpu {
     /// Whether so many blocks of a kernel are on the device at once.
     pub(crate) fn check_resident(&self, loaded: &LoadedKernel, blocks: u32, threads: u32) -> Result<()> {
         let device = self.device.ordinal();
-        let each = loaded
-            .module
-            .blocks_per_multiprocessor(loaded.kernel, threads)
-            .map_err(|failure| failure.during(format_args!("asking device {device} how many blocks it holds")))?;
+        let known = &loaded.blocks[(threads / tutti_codegen::WARP_THREADS) as usize];
+        let mut each = known.load(Ordering::Relaxed);
+        if each == 0 {
+            each = loaded
+                .module
+                .blocks_per_multiprocessor(loaded.kernel, threads)
+                .map_err(|failure| failure.during(format_args!("asking device {device} how many blocks it holds")))?;
+            known.store(each, Ordering::Relaxed);
+        }
         let resident = each * self.multiprocessors;
         if blocks <= resident {
             return Ok(());
@@ -216,8 +216,7 @@ pub(crate) struct Ranks {
     shared: PinnedMemory,
     /// Memory of the host for slots.
     pinned: Mutex<Heap<PinnedMemory>>,
-    /// For every two devices.
-    paths: Vec<Vec<Path>>,
+    paths: Paths,
     geometry: Geometry,
     connections: Mutex<HashMap<ConnectionKey, (u64, u64)>>,
     bound: Mutex<HashMap<PlanKey, Arc<Mutex<Option<Arc<Bound>>>>>>,
@@ -235,7 +234,7 @@ const REPORTS_AT: usize = 128;
 
 impl Ranks {
     /// For ranks on these devices.
-    pub(crate) fn new(devices: &[Device], geometry: Geometry) -> Result<Ranks> {
+    pub(crate) fn new(devices: &[Device], paths: &Paths, geometry: Geometry) -> Result<Ranks> {
         let mut gpus: Vec<Gpu> = Vec::new();
         let mut places = Vec::with_capacity(devices.len());
         for device in devices {
@@ -248,7 +247,6 @@ impl Ranks {
             };
             places.push(place);
         }
-        let paths = paths(&gpus);
         let make = || {
             let rank_count = devices.len();
             let shared = devices[0].allocate_pinned(REPORTS_AT + rank_count * size_of::<Report>())?;
@@ -295,7 +293,7 @@ impl Ranks {
             ranks,
             shared,
             pinned: Mutex::default(),
-            paths,
+            paths: paths.clone(),
             geometry,
             connections: Mutex::default(),
             bound: Mutex::default(),
@@ -318,14 +316,14 @@ impl Ranks {
         self.places[rank]
     }
 
-    /// The devices of all ranks.
-    pub(crate) fn devices(&self) -> Vec<Device> {
-        self.places.iter().map(|place| self.gpus[*place].device.clone()).collect()
-    }
-
     /// How two ranks reach each other.
     pub(crate) fn path(&self, one: usize, other: usize) -> Path {
-        self.paths[self.places[one]][self.places[other]]
+        self.paths.between(&self.gpu(one).device, &self.gpu(other).device)
+    }
+
+    /// How devices reach each other, those of these ranks among them.
+    pub(crate) fn paths(&self) -> &Paths {
+        &self.paths
     }
 
     /// The abort word, as kernels read it.
@@ -543,12 +541,12 @@ impl Ranks {
     /// Memory for what lies with a rank, or between two of them.
     fn memory_between(&self, near: usize, far: usize, bytes: usize) -> Result<u64, NoMemory> {
         let taken = match self.path(near, far) {
-            Path::SameDevice | Path::Peer => self.gpu(near).take(bytes),
+            Path::Same | Path::Peer => self.gpu(near).take(bytes),
             Path::Host => lock(&self.pinned).take(bytes, |bytes| self.gpu(near).device.allocate_pinned(bytes)),
         };
         let address = taken.map_err(|_| NoMemory { needed_bytes: bytes as u64 })?;
         let cleared = match self.path(near, far) {
-            Path::SameDevice | Path::Peer => self.gpu(near).write(address, &vec![0; bytes]),
+            Path::Same | Path::Peer => self.gpu(near).write(address, &vec![0; bytes]),
             // The driver gives it filled with zeros, and slots are never given back.
             Path::Host => Ok(()),
         };
@@ -592,28 +590,14 @@ pub(crate) fn address<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// How each two devices reach each other.
-fn paths(gpus: &[Gpu]) -> Vec<Vec<Path>> {
-    let peers = |one: &Gpu, other: &Gpu| {
-        one.device.can_access(&other.device).unwrap_or(false) && one.device.enable_access(&other.device).is_ok()
-    };
-    let mut paths = vec![vec![Path::SameDevice; gpus.len()]; gpus.len()];
-    for one in 0..gpus.len() {
-        for other in 0..one {
-            let both = peers(&gpus[one], &gpus[other]) && peers(&gpus[other], &gpus[one]);
-            let path = if both { Path::Peer } else { Path::Host };
-            (paths[one][other], paths[other][one]) = (path, path);
-        }
-    }
-    paths
-}
-
 /// The transport of a communicator on CUDA devices.
 pub(crate) struct CudaTransport(pub(crate) Arc<Ranks>);
 
 impl Transport for CudaTransport {
     fn guarantees(&self) -> Guarantees {
-        Guarantees { windows: self.0.paths.iter().flatten().all(|path| *path != Path::Host) }
+        let gpus = &self.0.gpus;
+        let path = |one: &Gpu, other: &Gpu| self.0.paths.between(&one.device, &other.device);
+        Guarantees { windows: gpus.iter().all(|one| gpus.iter().all(|other| path(one, other) != Path::Host)) }
     }
 
     fn connection_bytes(&self) -> u64 {

@@ -3,10 +3,13 @@
 //! **Invariant.** Nothing here panics when a driver lacks a function: what tutti cannot do without is looked for when the driver is
 //! opened, and what newer drivers alone have is asked for before it is used.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Mutex;
 
+use super::paths::Path;
 use super::sys;
 use crate::error::{Error, Result};
 use crate::ptx::Version;
@@ -53,6 +56,8 @@ impl Failure {
 pub(crate) struct Functions {
     library: sys::Library,
     pub(crate) path: PathBuf,
+    /// How devices reach each other, by their numbers, where that has been tried; and what was seen then.
+    pub(crate) tried: Mutex<HashMap<(usize, usize), (Path, Vec<String>)>>,
 }
 
 /// Makes methods of the driver's functions: each checks the code.
@@ -233,7 +238,7 @@ impl Functions {
 
     /// Opens a driver.
     pub(crate) fn open_at(path: impl AsRef<OsStr>) -> Result<Functions> {
-        let path = Path::new(path.as_ref()).to_owned();
+        let path = PathBuf::from(path.as_ref());
         let no_driver = |reason: String| Error::NoDriver { library: path.display().to_string(), reason };
         // SAFETY: a driver's library may be loaded into any process; whoever names another one vouches for it. It is never
         // unloaded, since it may have threads of its own.
@@ -244,7 +249,7 @@ impl Functions {
         })?;
         // SAFETY: the functions have the types that the driver's header gives them.
         let library = unsafe { sys::Library::from_library(library) }.map_err(|error| no_driver(error.to_string()))?;
-        let functions = std::mem::ManuallyDrop::new(Functions { library, path: path.clone() });
+        let functions = std::mem::ManuallyDrop::new(Functions { library, path: path.clone(), tried: Mutex::default() });
         if let Some(name) = functions.missing() {
             return Err(no_driver(format!("it has no function {name}; install a newer driver")));
         }
