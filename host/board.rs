@@ -118,12 +118,8 @@ unsafe impl Sync for Board {}
 unsafe impl Send for Board {}
 
 impl Board {
-    pub(crate) fn new(rank_count: usize) -> Board {
-        Board::telling(rank_count, None)
-    }
-
-    /// One that tells somebody else too when the communicator breaks.
-    pub(crate) fn telling(rank_count: usize, on_abort: Option<Box<dyn Fn() + Send + Sync>>) -> Board {
+    /// For so many ranks; it tells somebody else too when the communicator breaks.
+    pub(crate) fn new(rank_count: usize, on_abort: Option<Box<dyn Fn() + Send + Sync>>) -> Board {
         let lines = || Lines {
             sequence: AtomicU64::new(0),
             finished: AtomicU64::new(0),

@@ -34,6 +34,7 @@ use crate::transport::in_process::InProcess;
 
 mod cpu;
 pub(crate) mod cuda;
+mod traces;
 pub(crate) mod watch;
 
 pub(crate) use cpu::CpuRank;
@@ -104,7 +105,7 @@ impl World {
         };
         let on_abort = cuda.clone().map(|ranks| Box::new(move || ranks.raise_abort()) as Box<dyn Fn() + Send + Sync>);
         Arc::new(World {
-            board: Board::telling(rank_count, on_abort),
+            board: Board::new(rank_count, on_abort),
             transport,
             geometry,
             processors,

@@ -178,7 +178,7 @@ fn fingerprint(rank: usize, sequence: u64) -> Fingerprint {
 /// A rank that posts a call into the place of an old one, which another rank reads at the time.
 fn overwritten_history() {
     const HISTORY: u64 = crate::board::HISTORY as u64;
-    let board = Arc::new(Board::new(RANKS));
+    let board = Arc::new(Board::new(RANKS, None));
     for sequence in 1..HISTORY {
         board.post(0, &fingerprint(0, sequence));
     }
@@ -206,7 +206,7 @@ fn a_fingerprint_is_read_whole_or_not_at_all() {
 
 /// Two ranks that come to different calls, and look.
 fn both_post_and_look() {
-    let board = Arc::new(Board::new(RANKS));
+    let board = Arc::new(Board::new(RANKS, None));
     let look = |board: &Board, rank| {
         board.post(rank, &fingerprint(rank, 1));
         board.mismatch_seen(rank, &fingerprint(rank, 1)).is_some()
@@ -227,7 +227,7 @@ fn of_two_ranks_that_post_and_look_one_sees_the_other() {
 #[test]
 fn whoever_sees_the_abort_word_finds_the_first_error() {
     let runs = model::check(None, None, || {
-        let board = Arc::new(Board::new(RANKS));
+        let board = Arc::new(Board::new(RANKS, None));
         let verdicts = Arc::new(Mutex::new(Vec::new()));
         let failing = [aborted(), gave_up()].map(|error| {
             let (board, verdicts) = (Arc::clone(&board), Arc::clone(&verdicts));

@@ -3,4 +3,10 @@
 #[macro_use]
 mod conformance;
 
+/// As cargo knows these tests.
+const SUITE: &str = "cpu";
+
+/// Whether all cases are run.
+const IS_QUICK: bool = true;
+
 conformance!(tutti::local_with);

@@ -36,4 +36,11 @@ fn on_devices(rank_count: usize, options: Options) -> tutti::Result<Vec<Communic
     tutti::cuda::local_with(&devices, options)
 }
 
+/// As cargo knows these tests.
+const SUITE: &str = "cuda";
+
+/// Every call of the driver in software is interpreted, so the cases are spread out: every collective, algorithm, element type,
+/// reduction and number of ranks is still met. With `TUTTI_ALL_CASES` at build time, all of them are run.
+const IS_QUICK: bool = option_env!("TUTTI_ALL_CASES").is_some();
+
 conformance!(crate::on_devices);

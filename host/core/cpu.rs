@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tutti_kernels::interpreter::{Progress, advance};
-use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, StepTime, Trace, buffer, operand_kind, slot_format};
+use tutti_kernels::layout::{Call, Fingerprint, SlotHeader, buffer, operand_kind, slot_format};
 use tutti_kernels::table::Row;
 
+use super::traces::{Clock, Traces};
 use super::watch::Watch;
 use super::{Asked, MemoryReport, Polled, Request, TimedStep, World};
 use crate::buffer::Memory;
@@ -418,12 +419,7 @@ impl CpuRank {
 
     /// Begins to time steps, `capacity` of each program; what was timed before is dropped.
     pub(crate) fn start_trace(&mut self, capacity: usize) {
-        self.traces = Some(Traces {
-            capacity,
-            entries: Vec::new(),
-            headers: Vec::new(),
-            begun: (Instant::now(), tutti_kernels::target::timestamp()),
-        });
+        self.traces = Some(Traces::new(capacity, Clock::Processor));
         self.publish_memory();
     }
 
@@ -455,84 +451,4 @@ fn check_memory(request: &Request) -> Result<()> {
 #[cold]
 fn no_plan() -> Error {
     Error::Internal { what: "a call without a plan".to_owned() }
-}
-
-/// Where step times go.
-struct Traces {
-    capacity: usize,
-    entries: Vec<Vec<StepTime>>,
-    headers: Vec<Trace>,
-    /// The same moment by the system's clock and by the kernels'.
-    begun: (Instant, u64),
-}
-
-// SAFETY: the addresses in `headers` point into `entries`, which moves with it.
-unsafe impl Send for Traces {}
-
-impl Traces {
-    /// Room for the steps of one more call, given how many each program has, within `room_bytes` more than there are; less
-    /// where the memory does not reach. Steps beyond it are counted and not kept.
-    fn reserve(&mut self, step_counts: impl Iterator<Item = u64>, mut room_bytes: u64) -> *mut Trace {
-        const ENTRY_BYTES: u64 = size_of::<StepTime>() as u64;
-        for (program, steps) in step_counts.enumerate() {
-            if self.headers.len() == program {
-                self.entries.push(Vec::new());
-                self.headers.push(Trace { entries: std::ptr::null_mut(), capacity: 0, count: 0 });
-            }
-            let (entries, header) = (&mut self.entries[program], &mut self.headers[program]);
-            let there = entries.len() as u64;
-            let wanted = header.count.saturating_add(steps);
-            if wanted > there {
-                // Twice as many as before, so that a long row of calls does not copy them each time.
-                let most = (self.capacity as u64).min(there.saturating_add(room_bytes / ENTRY_BYTES));
-                let more = wanted.max(2 * there).min(most).saturating_sub(there);
-                if more > 0 && entries.try_reserve_exact(more as usize).is_ok() {
-                    entries.resize((there + more) as usize, StepTime::default());
-                    room_bytes -= more * ENTRY_BYTES;
-                }
-            }
-            header.entries = entries.as_mut_ptr();
-            header.capacity = entries.len() as u64;
-        }
-        self.headers.as_mut_ptr()
-    }
-
-    /// Gives back the room in which there are no times.
-    fn trim(&mut self) {
-        for (entries, header) in self.entries.iter_mut().zip(&mut self.headers) {
-            entries.truncate(header.count.min(header.capacity) as usize);
-            entries.shrink_to_fit();
-            header.entries = entries.as_mut_ptr();
-            header.capacity = entries.len() as u64;
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.entries.iter().map(|entries| size_of_val(&entries[..]) as u64).sum()
-    }
-
-    /// The times, by the system's clock: the kernels' is compared with it at both ends.
-    fn finish(self) -> Vec<TimedStep> {
-        let (begun, begun_ticks) = self.begun;
-        let elapsed = begun.elapsed();
-        let elapsed_ticks = tutti_kernels::target::timestamp().saturating_sub(begun_ticks).max(1);
-        let since = |ticks: u64| {
-            elapsed.mul_f64((ticks.saturating_sub(begun_ticks) as f64 / elapsed_ticks as f64).clamp(0.0, 1.0))
-        };
-        let mut steps: Vec<_> = self
-            .headers
-            .iter()
-            .zip(&self.entries)
-            .flat_map(|(header, entries)| &entries[..header.count.min(header.capacity) as usize])
-            .map(|time| TimedStep {
-                program: time.program,
-                step: time.step,
-                iteration: time.iteration,
-                start: since(time.start),
-                end: since(time.end),
-            })
-            .collect();
-        steps.sort_by_key(|step| step.start);
-        steps
-    }
 }

@@ -5,12 +5,16 @@
 //! they report is copied to the board by whoever looks ([`Flight::mirror`]).
 
 use std::collections::{HashMap, HashSet};
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use tutti_kernels::layout::{Fingerprint, ISSUE_WORDS, Issue, REPORTED_PROGRAMS, issue_flag, launch_status};
+use tutti_kernels::layout::{
+    Call, Fingerprint, ISSUE_WORDS, Issue, Launch, REPORTED_PROGRAMS, StepTime, Trace, issue_flag, launch_status,
+};
 
+use super::traces::{Clock, Traces};
 use super::watch::Watch;
 use super::{MemoryReport, Polled, Request, TimedStep, World};
 use crate::board::Missing;
@@ -55,6 +59,9 @@ pub(crate) struct CudaRank {
     captured: Vec<Arc<Bound>>,
     connections: HashSet<ConnectionKey>,
     active: Option<Active>,
+    traces: Option<Traces>,
+    /// The first step that was timed, by the device's clock, and about when that was.
+    trace_base: Option<(u64, Duration)>,
     held: Arc<Mutex<MemoryReport>>,
 }
 
@@ -66,6 +73,8 @@ struct Active {
     flight: Arc<Flight>,
     /// Where the result goes from where the kernel leaves it.
     result: Option<CopyBack>,
+    /// Where the kernel leaves when steps ran, a [`Trace`] for each program; null if nobody asked. And when it was launched.
+    traces: (*mut Trace, Duration),
 }
 
 /// A copy of results that were staged.
@@ -80,6 +89,7 @@ struct Placed {
     input: u64,
     output: u64,
     result: Option<CopyBack>,
+    traces: *mut Trace,
 }
 
 /// A call that has been launched.
@@ -120,6 +130,8 @@ impl CudaRank {
             captured: Vec::new(),
             connections: HashSet::new(),
             active: None,
+            traces: None,
+            trace_base: None,
             held: Arc::default(),
         })
     }
@@ -137,9 +149,10 @@ impl CudaRank {
     /// See [`super::Core::start`].
     pub(crate) fn begin(&mut self, request: &Request, overrides: &Overrides) -> Result<()> {
         self.active = None;
-        let place = |rank: &mut CudaRank| rank.place(request);
+        let place = |rank: &mut CudaRank, bound: &Bound| rank.place(request, bound);
+        let launched = self.traces.as_ref().map_or(Duration::ZERO, |traces| traces.begun().elapsed());
         let (flight, placed) = self.issue(request, overrides, None, place)?;
-        self.active = Some(Active { flight, result: placed.result });
+        self.active = Some(Active { flight, result: placed.result, traces: (placed.traces, launched) });
         Ok(())
     }
 
@@ -154,8 +167,9 @@ impl CudaRank {
             input: request.input.expose_provenance() as u64,
             output: request.output.expose_provenance() as u64,
             result: None,
+            traces: std::ptr::null_mut(),
         };
-        let (flight, _) = self.issue(request, overrides, Some(stream), |_| Ok(placed))?;
+        let (flight, _) = self.issue(request, overrides, Some(stream), |_, _| Ok(placed))?;
         watch(&self.world, (!flight.is_captured()).then(|| Arc::clone(&flight)))?;
         Ok(flight)
     }
@@ -166,7 +180,7 @@ impl CudaRank {
         request: &Request,
         overrides: &Overrides,
         stream: Option<&Stream>,
-        place: impl FnOnce(&mut CudaRank) -> Result<Placed>,
+        place: impl FnOnce(&mut CudaRank, &Bound) -> Result<Placed>,
     ) -> Result<(Arc<Flight>, Placed)> {
         if let Some(error) = self.world.board.verdict() {
             return Err(error);
@@ -214,7 +228,7 @@ impl CudaRank {
         let here = &bound.ranks[self.rank];
         let blocks = bound.blocks_of_device[self.ranks.place(self.rank)];
         gpu.check_resident(&kernel, blocks, bound.threads)?;
-        let placed = place(self)?;
+        let placed = place(self, &bound)?;
 
         let (mut scale, finish) = average_factors(dtype, self.world.board.rank_count());
         if reduction == Reduction::ScaledSum {
@@ -243,6 +257,13 @@ impl CudaRank {
         let launch = || -> Result<(), Failure> {
             if !is_capturing && self.last_stream != on.as_raw() && memory.has_launched.load(Ordering::Acquire) {
                 on.wait_event(&memory.end)?;
+            }
+            let traces = placed.traces.expose_provenance() as u64;
+            if here.traces.swap(traces, Ordering::Relaxed) != traces {
+                let to = here.launch + (offset_of!(Launch, call) + offset_of!(Call, traces)) as u64;
+                // SAFETY: it is a word of the launch, which no kernel reads before those behind it on this stream; the driver
+                // copies it before it returns.
+                unsafe { on.upload(to, (&raw const traces).cast(), size_of::<u64>())? };
             }
             // SAFETY: the kernel is of this device, and takes an issue; the plan is a right one for this rank (the planner's
             // plans are proved so by the verifier), laid out by `bind`; whoever asks vouches for the buffers.
@@ -370,6 +391,9 @@ impl CudaRank {
         let fits = |rank: &CudaRank| rank.memory().total_bytes().saturating_add(needed_bytes) <= budget_bytes;
         if !fits(self) {
             self.plans.clear();
+            if let Some(traces) = &mut self.traces {
+                traces.trim();
+            }
         }
         let fits = fits(self);
         self.publish_memory();
@@ -387,7 +411,7 @@ impl CudaRank {
             connection_bytes: self.connections.len() as u64 * self.world.transport.connection_bytes(),
             plans: self.plans.len(),
             plan_bytes: self.plans.values().map(|bound| bound.ranks[self.rank].bytes).sum(),
-            trace_bytes: 0,
+            trace_bytes: self.traces.as_ref().map_or(0, Traces::bytes),
         }
     }
 
@@ -416,17 +440,23 @@ impl CudaRank {
     }
 
     /// The buffers where the device reaches them: those of the host are copied to memory that it does.
-    fn place(&mut self, request: &Request) -> Result<Placed> {
+    fn place(&mut self, request: &Request, bound: &Bound) -> Result<Placed> {
         let (input_bytes, output_bytes) = (self.input_bytes(request), self.output_bytes(request));
         let [input_memory, output_memory] = request.memory;
         let mut placed = Placed {
             input: request.input.expose_provenance() as u64,
             output: request.output.expose_provenance() as u64,
             result: None,
+            traces: std::ptr::null_mut(),
+        };
+        let steps = &bound.ranks[self.rank].step_counts;
+        let trace_bytes = match &self.traces {
+            Some(_) => steps.iter().map(|steps| *steps as usize * size_of::<StepTime>() + size_of::<Trace>()).sum(),
+            None => 0,
         };
         let stages = |memory, bytes| memory == Memory::Host && bytes > 0;
         let (stages_input, stages_output) = (stages(input_memory, input_bytes), stages(output_memory, output_bytes));
-        if !stages_input && !stages_output {
+        if !stages_input && !stages_output && trace_bytes == 0 {
             return Ok(placed);
         }
         // Where the two overlap, as in calls in place, they do so there too.
@@ -445,7 +475,8 @@ impl CudaRank {
             let output_at = input_end.next_multiple_of(STAGE_ALIGNMENT) + off(output);
             (off(input), output_at, output_at + if stages_output { output_bytes } else { 0 })
         };
-        let stage = self.ranks.stages(self.rank, bytes + STAGE_ALIGNMENT).map_err(|failure| {
+        let traces_at = bytes.next_multiple_of(STAGE_ALIGNMENT);
+        let stage = self.ranks.stages(self.rank, traces_at + trace_bytes).map_err(|failure| {
             failure.during(format_args!("finding memory to stage {bytes} bytes of rank {}", self.rank))
         })?;
         // SAFETY: the stage has room for both; the caller vouches for the buffers; and no kernel of this rank runs, since its last
@@ -464,8 +495,45 @@ impl CudaRank {
                 placed.result =
                     Some(CopyBack { from: stage.add(output_at), to: request.output, bytes: output_bytes });
             }
+            if trace_bytes > 0 {
+                // First the headers, then the entries.
+                placed.traces = stage.add(traces_at).cast();
+                let mut entries = placed.traces.add(steps.len()).cast::<StepTime>();
+                for (program, steps) in steps.iter().enumerate() {
+                    placed.traces.add(program).write(Trace { entries, capacity: *steps, count: 0 });
+                    entries = entries.add(*steps as usize);
+                }
+            }
+        }
+        if trace_bytes > 0 {
+            let budget_bytes = self.options.memory_budget_bytes.unwrap_or(u64::MAX);
+            let room_bytes = budget_bytes.saturating_sub(self.memory().total_bytes());
+            if let Some(traces) = &mut self.traces {
+                traces.reserve(steps.iter().copied(), room_bytes);
+            }
+            self.publish_memory();
         }
         Ok(placed)
+    }
+
+    /// Keeps when the steps of a call that is over ran.
+    ///
+    /// # Safety
+    /// `headers` is null, or what [`CudaRank::place`] made for this call, whose kernel is done.
+    unsafe fn keep_times(&mut self, programs: usize, headers: *const Trace, launched: Duration) {
+        let Some(traces) = self.traces.as_mut().filter(|_| !headers.is_null()) else { return };
+        for program in 0..programs {
+            // SAFETY: passed on from the caller.
+            let times = unsafe {
+                let header = &*headers.add(program);
+                std::slice::from_raw_parts(header.entries, header.count.min(header.capacity) as usize)
+            };
+            for time in times {
+                let (base, at) = *self.trace_base.get_or_insert((time.start, launched));
+                let since = |moment: u64| (at.as_nanos() as u64).saturating_add(moment.saturating_sub(base));
+                traces.keep(program, StepTime { start: since(time.start), end: since(time.end), ..*time });
+            }
+        }
     }
 
     /// See [`super::Core::poll`].
@@ -476,11 +544,15 @@ impl CudaRank {
         if !active.flight.poll()? {
             return Ok(Polled::Waiting);
         }
+        let (headers, launched) = active.traces;
         if let Some(CopyBack { from, to, bytes }) = active.result.take() {
             // SAFETY: the kernel is done; the caller vouches for the buffer, and the stage is this rank's.
             unsafe { to.copy_from_nonoverlapping(from, bytes) };
         }
+        let programs = active.flight.programs;
         self.active = None;
+        // SAFETY: the kernel is done.
+        unsafe { self.keep_times(programs, headers, launched) };
         Ok(Polled::Done)
     }
 
@@ -501,10 +573,18 @@ impl CudaRank {
         }
     }
 
-    pub(crate) fn start_trace(&mut self, _capacity: usize) {}
+    /// Begins to time the steps of calls that are waited for; see [`super::Core::start_trace`].
+    pub(crate) fn start_trace(&mut self, capacity: usize) {
+        self.traces = Some(Traces::new(capacity, Clock::SinceBegun));
+        self.trace_base = None;
+        self.publish_memory();
+    }
 
+    /// Stops timing steps; what was timed.
     pub(crate) fn take_trace(&mut self) -> Vec<TimedStep> {
-        Vec::new()
+        let traces = self.traces.take();
+        self.publish_memory();
+        traces.map_or_else(Vec::new, Traces::finish)
     }
 }
 

@@ -9,7 +9,7 @@ use tutti::{Algorithm, Collective, Communicator, DType, Error, ErrorKind, Group,
 
 use super::Make;
 use super::case::{Case, Drive, call};
-use super::ranks::{LATER, SOON, each_on_a_thread, on_threads, options, within};
+use super::ranks::{LATER, SOON, each_on_a_thread, on_threads, options, times, within};
 
 /// How long the other ranks may take to notice, on a machine that does other things too.
 const QUICK: Duration = Duration::from_secs(5);
@@ -348,7 +348,7 @@ pub(crate) fn a_dropped_communicator_frees_the_other_ranks(make: Make) {
 
 pub(crate) fn a_rank_may_leave_as_soon_as_it_has_finished(make: Make) {
     within(LATER, move || {
-        for round in 0..200 {
+        for round in 0..times(200, 8) {
             for collective in
                 [Collective::AllReduce, Collective::Broadcast { root: Rank(1) }, Collective::Reduce { root: Rank(0) }]
             {

@@ -8,7 +8,7 @@ use tutti::{Algorithm, Collective, Communicator, DType, Error, ErrorKind, Group,
 use super::Make;
 use super::case::{Buffers, Case};
 use super::number::Format;
-use super::ranks::{LATER, Random, SOON, on_threads, options, within};
+use super::ranks::{LATER, Random, SOON, on_threads, options, some_of, times, within};
 
 /// What a rank does.
 #[derive(Clone, Copy, Debug)]
@@ -162,11 +162,11 @@ fn check_names(error: &Error, sequence: u64, call_of: impl Fn(usize) -> Call) {
 
 pub(crate) fn calls_that_differ_on_one_rank_are_a_mismatch_on_every_rank(make: Make) {
     within(LATER, move || {
-        for rank_count in [2, 3, 5] {
+        for rank_count in some_of([2, 3, 5], 1) {
             for (nth, (one, other)) in pairs().into_iter().enumerate() {
                 for odd in 0..rank_count {
                     let call_of = |rank| if rank == odd { other } else { one };
-                    for (turn, next) in next_calls(rank_count).into_iter().enumerate() {
+                    for (turn, next) in some_of(next_calls(rank_count).into_iter().enumerate(), 1) {
                         // The odd one is slow, or one of the others is, or nobody.
                         let slow = [None, Some(odd), Some((odd + 1) % rank_count)][(nth + turn) % 3];
                         let error = verdict(make, rank_count, slow, next, |rank| vec![call_of(rank)]);
@@ -219,7 +219,7 @@ pub(crate) fn any_difference_by_any_algorithm_is_a_mismatch_on_every_rank(make: 
     within(LATER, move || {
         let mut random = Random(23);
         for case in every_way() {
-            for other in others(&case) {
+            for other in some_of(others(&case), 1) {
                 let odd = random.below(3);
                 let call_of = |rank| Call::Case(if rank == odd { other } else { case });
                 let (slow, next) = (random.below(4), random.one_of(&next_calls(3)));
@@ -248,7 +248,7 @@ pub(crate) fn any_two_algorithms_in_another_order_are_a_mismatch_on_every_rank(m
 pub(crate) fn calls_that_differ_on_every_rank_are_a_mismatch_on_every_rank(make: Make) {
     within(LATER, move || {
         let calls: Vec<Call> = pairs().into_iter().flat_map(|(one, other)| [one, other]).collect();
-        for round in 0..200 {
+        for round in 0..times(200, 20) as u64 {
             let mut random = Random(round);
             // A count that is the rank's own makes all calls differ.
             let first = random.below(1000);
@@ -376,7 +376,7 @@ pub(crate) fn broadcasts_from_different_roots_are_noticed_in_the_next_call(make:
 pub(crate) fn any_single_difference_in_a_row_of_calls_reaches_every_rank(make: Make) {
     within(LATER, move || {
         let calls: Vec<Call> = pairs().into_iter().flat_map(|(one, other)| [one, other]).collect();
-        for seed in 0..150 {
+        for seed in 0..times(150, 20) as u64 {
             let mut random = Random(seed);
             let rank_count = 2 + random.below(3);
             let row: Vec<Call> = (0..1 + random.below(6)).map(|_| random.one_of(&calls)).collect();

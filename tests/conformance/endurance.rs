@@ -7,11 +7,10 @@ use tutti::{Collective, DType, Rank, Reduction};
 
 use super::Make;
 use super::case::{Buffers, Case, Drive, Values, call, check, collectives};
-use super::ranks::{LATER, Random, SOON, on_threads, options, within};
+use super::ranks::{LATER, Random, SOON, on_threads, options, some_of, times, within};
 
 pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
     const RANKS: usize = 4;
-    const CALLS: usize = 10_000;
     /// Calls between two checks, which all ranks' buffers are kept for.
     const ROW: usize = 100;
 
@@ -42,7 +41,7 @@ pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
     within(LATER, move || {
         let communicators: Vec<_> = make(RANKS, options(|_| {})).unwrap().into_iter().map(Arc::new).collect();
         let mut random = Random(2026);
-        for _ in 0..CALLS / ROW {
+        for _ in 0..times(10_000, 300) / ROW {
             let row: Vec<Case> = (0..ROW).map(|_| next_case(&mut random)).collect();
             let mut kept: Vec<Vec<Buffers>> = std::thread::scope(|scope| {
                 let threads: Vec<_> = communicators
@@ -64,11 +63,11 @@ pub(crate) fn ten_thousand_mixed_calls_agree_on_every_rank(make: Make) {
 
 pub(crate) fn a_root_may_run_ahead(make: Make) {
     within(SOON, move || {
-        for count in [1, 100, 20_000] {
+        for count in some_of([1, 100, 20_000], 1) {
             for algorithm in (Collective::Broadcast { root: Rank(0) }).algorithms() {
                 on_threads(make(3, options(|_| {})).unwrap(), |communicator| {
                     let rank = communicator.rank();
-                    for round in 0..60_usize {
+                    for round in 0..times(60, 12) {
                         let mut buffer = vec![if rank == 0 { round as f32 } else { -1.0 }; count];
                         communicator.call().algorithm(algorithm).broadcast_in_place(&mut buffer, 0).unwrap();
                         // The root's buffer changes at once; whoever reads it later reads what it was.
@@ -79,7 +78,7 @@ pub(crate) fn a_root_may_run_ahead(make: Make) {
                         }
                     }
                     // The other way: everyone else runs ahead of the root of a reduce.
-                    for round in 0..60_usize {
+                    for round in 0..times(60, 12) {
                         let mut buffer = vec![(round + rank) as f32; count];
                         communicator.reduce_in_place(&mut buffer, Reduction::Sum, 0).unwrap();
                         let expected = if rank == 0 { 3 * round + 3 } else { round + rank };
@@ -99,7 +98,7 @@ pub(crate) fn a_small_call_follows_a_much_larger_one(make: Make) {
         let communicators = make(3, options(|_| {})).unwrap();
         for collective in collectives(3) {
             for algorithm in collective.algorithms() {
-                for (nth, count) in [100_000, 2, 0, 40_000, 1].into_iter().enumerate() {
+                for (nth, count) in some_of([100_000, 2, 0, 40_000, 1], 3).into_iter().enumerate() {
                     let case = Case {
                         algorithm: Some(algorithm),
                         salt: nth as u64,
@@ -123,7 +122,7 @@ pub(crate) fn threads_may_share_a_communicator(make: Make) {
                     let (communicator, start) = (Arc::clone(communicator), &start);
                     scope.spawn(move || {
                         start.wait();
-                        for round in 0..250 {
+                        for round in 0..times(250, 20) {
                             let mut buffer = [1.0_f32, 2.0, 3.0];
                             if round % 10 == 0 {
                                 buffer = communicator.all_reduce_async(buffer, Reduction::Sum).unwrap().wait().unwrap();
@@ -143,7 +142,8 @@ pub(crate) fn many_communicators_work_side_by_side(make: Make) {
     within(SOON, move || {
         // Sixty-four of them on three threads, each with a call for all of them in another order.
         let mut of_rank: Vec<Vec<_>> = (0..3).map(|_| Vec::new()).collect();
-        for _ in 0..64 {
+        let count = times(64, 6);
+        for _ in 0..count {
             for communicator in make(3, options(|_| {})).unwrap() {
                 of_rank[communicator.rank()].push(communicator);
             }
@@ -151,9 +151,9 @@ pub(crate) fn many_communicators_work_side_by_side(make: Make) {
         std::thread::scope(|scope| {
             for communicators in &of_rank {
                 scope.spawn(move || {
-                    for round in 0..10 {
-                        let pending: Vec<_> = (0..64)
-                            .map(|place| if communicators[0].rank() == 1 { 63 - place } else { place })
+                    for round in 0..times(10, 4) {
+                        let pending: Vec<_> = (0..count)
+                            .map(|place| if communicators[0].rank() == 1 { count - 1 - place } else { place })
                             .map(|place| {
                                 (
                                     place,
@@ -174,7 +174,7 @@ pub(crate) fn many_communicators_work_side_by_side(make: Make) {
 
 pub(crate) fn many_more_ranks_than_processors_make_progress(make: Make) {
     within(LATER, move || {
-        for rank_count in [16, 33] {
+        for rank_count in some_of([16, 33], 1) {
             let communicators = make(rank_count, options(|_| {})).unwrap();
             let root = Rank(rank_count as u32 / 2);
             for collective in [
@@ -185,7 +185,7 @@ pub(crate) fn many_more_ranks_than_processors_make_progress(make: Make) {
                 Collective::Reduce { root },
             ] {
                 for algorithm in collective.algorithms() {
-                    for count in [3, 5000] {
+                    for count in some_of([3, 5000], 1) {
                         let case = Case {
                             algorithm: Some(algorithm),
                             in_place: 0x5a5a_5a5a,
@@ -195,7 +195,7 @@ pub(crate) fn many_more_ranks_than_processors_make_progress(make: Make) {
                     }
                 }
             }
-            on_threads(communicators, |communicator| (0..50).try_for_each(|_| communicator.barrier()).unwrap());
+            on_threads(communicators, |communicator| (0..times(50, 3)).try_for_each(|_| communicator.barrier()).unwrap());
         }
     });
 }
@@ -207,7 +207,7 @@ pub(crate) fn communicators_come_and_go(make: Make) {
         drop(communicators);
     }
     within(SOON, move || {
-        for round in 0..1000 {
+        for round in 0..times(1000, 12) {
             let dtype = DType::ALL[round % DType::ALL.len()];
             let case = Case::new(Collective::AllReduce, dtype, Reduction::Sum, round % 50);
             used(make, 1 + round % 5, &case);

@@ -9,7 +9,7 @@ use tutti::{Algorithm, Collective, DType, Rank, Reduction};
 
 use super::Make;
 use super::case::{Case, Drive, Values, call, collectives, make_call, reductions};
-use super::ranks::{LATER, SOON, each_on_a_thread, options, with_slots, within};
+use super::ranks::{LATER, SOON, each_on_a_thread, options, some_of, times, with_slots, within};
 
 /// Bytes that the kernels handle at once on a CPU, the alignment of blocks, and the slots that these tests use.
 const PACK_BYTES: usize = 512;
@@ -35,17 +35,32 @@ fn in_place_patterns(rank_count: usize) -> Vec<u64> {
 /// Every small call of the collectives that `wanted` picks.
 fn every_small_call(make: Make, wanted: impl Fn(Collective) -> bool) {
     let mut calls = 0_usize;
-    for rank_count in 1..=9 {
+    // Each call takes the next pair of those that there are, so that all are met.
+    let mut pairs = DType::ALL.iter().flat_map(|dtype| dtype.reductions().map(|reduction| (*dtype, reduction))).cycle();
+    for rank_count in 1..=times(9, 8) {
         for collective in collectives(rank_count).into_iter().filter(|collective| wanted(*collective)) {
             for algorithm in collective.algorithms() {
                 let mut options = with_slots(SLOT_BYTES as u32, SLOTS as u32);
                 options.algorithm = Some(algorithm);
                 let communicators = make(rank_count, options).unwrap();
                 let patterns = in_place_patterns(rank_count);
+                let mut cases = Vec::new();
                 for dtype in DType::ALL {
-                    // Each count takes the next reduction, of which there are fewer than counts, and the next pattern.
+                    // Each count takes the next reduction, of which there are fewer than counts.
                     let reductions = reductions(collective, *dtype);
-                    for (nth, count) in boundary_counts(rank_count, dtype.bytes()).into_iter().enumerate() {
+                    let counts = boundary_counts(rank_count, dtype.bytes()).into_iter().enumerate();
+                    cases.extend(counts.map(|(nth, count)| (*dtype, reductions[nth % reductions.len()], count)));
+                }
+                if !crate::IS_QUICK {
+                    let few = if collective.root().is_some() { 1 } else { 4 };
+                    cases = pairs.by_ref().take(few).zip(calls..).map(|((dtype, reduction), nth)| {
+                        let counts: Vec<usize> = boundary_counts(rank_count, dtype.bytes()).into_iter().collect();
+                        (dtype, reduction, counts[nth * 7 % counts.len()])
+                    }).collect();
+                }
+                {
+                    for (dtype, reduction, count) in cases {
+                        // The next pattern.
                         let case = Case {
                             algorithm: Some(algorithm),
                             in_place: patterns[calls % patterns.len()],
@@ -53,7 +68,7 @@ fn every_small_call(make: Make, wanted: impl Fn(Collective) -> bool) {
                             needless_buffers: calls.is_multiple_of(3),
                             values: if calls.is_multiple_of(2) { Values::Exact } else { Values::Rough },
                             salt: calls as u64,
-                            ..Case::new(collective, *dtype, reductions[nth % reductions.len()], count)
+                            ..Case::new(collective, dtype, reduction, count)
                         };
                         call(&communicators, &case, Drive::Group);
                         calls += 1;
@@ -88,12 +103,12 @@ pub(crate) fn every_small_reduce_is_right(make: Make) {
 pub(crate) fn every_algorithm_is_right_on_threads_too(make: Make) {
     within(LATER, move || {
         let mut calls = 0;
-        for rank_count in [2, 3, 4, 7] {
+        for rank_count in some_of([2, 3, 4, 7], 2) {
             let communicators = make(rank_count, with_slots(SLOT_BYTES as u32, SLOTS as u32)).unwrap();
             for collective in collectives(rank_count) {
                 for algorithm in collective.algorithms() {
                     // Threads are slow: each algorithm takes a quarter of the types in turn.
-                    for dtype in DType::ALL.iter().skip(calls / 2 % 4).step_by(4) {
+                    for dtype in DType::ALL.iter().skip(calls / 2 % 4).step_by(times(4, 14)) {
                         let reductions = reductions(collective, *dtype);
                         let reduction = &reductions[calls / 2 % reductions.len()];
                         for count in [1, rank_count * 3 * SLOT_BYTES / dtype.bytes() + 1] {
@@ -121,7 +136,7 @@ pub(crate) fn calls_around_the_default_slots_and_chunks_are_right(make: Make) {
     const CHUNK_BYTES: usize = 1 << 20;
     within(LATER, move || {
         let mut calls = 0;
-        for rank_count in [2, 3] {
+        for rank_count in some_of([2, 3], 1) {
             let communicators = make(rank_count, options(|_| {})).unwrap();
             for collective in
                 collectives(rank_count).into_iter().filter(|each| each.root().is_none_or(|root| root.0 == 1))
@@ -133,9 +148,8 @@ pub(crate) fn calls_around_the_default_slots_and_chunks_are_right(make: Make) {
                     let chunk = if algorithm == Algorithm::Direct { CHUNK_BYTES } else { DEFAULT_SLOT_BYTES };
                     let dtype = DType::ALL[calls % DType::ALL.len()];
                     let boundary = blocks * chunk / dtype.bytes();
-                    for count in
-                        [boundary - 1, boundary, boundary + 1, 4 * blocks * DEFAULT_SLOT_BYTES / dtype.bytes() + 1]
-                    {
+                    let several_slots = 4 * blocks * DEFAULT_SLOT_BYTES / dtype.bytes() + 1;
+                    for count in some_of([boundary - 1, boundary, boundary + 1, several_slots], 1) {
                         let case = Case {
                             algorithm: Some(algorithm),
                             in_place: calls as u64,
@@ -154,7 +168,7 @@ pub(crate) fn calls_around_the_default_slots_and_chunks_are_right(make: Make) {
 
 pub(crate) fn the_same_call_twice_gives_the_same_bits(make: Make) {
     fn bits(make: Make, case: &Case, drive: Drive) {
-        for rank_count in [2, 3, 5, 8] {
+        for rank_count in some_of([2, 3, 5, 8], 1) {
             let communicators = make(rank_count, with_slots(SLOT_BYTES as u32, SLOTS as u32)).unwrap();
             let inputs = case.inputs(rank_count);
             let mut outputs = (0..3).map(|_| {
@@ -174,7 +188,7 @@ pub(crate) fn the_same_call_twice_gives_the_same_bits(make: Make) {
             for algorithm in collective.algorithms() {
                 // Integers come out the same in any order.
                 for dtype in DType::ALL.iter().filter(|dtype| !dtype.is_integer()) {
-                    for reduction in [Reduction::Sum, Reduction::Prod, Reduction::Avg] {
+                    for reduction in some_of([Reduction::Sum, Reduction::Prod, Reduction::Avg], 1) {
                         let case = Case {
                             algorithm: Some(algorithm),
                             values: Values::Rough,
@@ -191,9 +205,9 @@ pub(crate) fn the_same_call_twice_gives_the_same_bits(make: Make) {
 pub(crate) fn slots_of_every_small_size_and_number_carry_every_algorithm(make: Make) {
     within(LATER, move || {
         let mut calls = 0;
-        for slot_bytes in [64, 65, 66, 67, 68, 100, 127, 129, 1000] {
-            for slots in [2, 4, 16] {
-                for rank_count in [2, 5] {
+        for slot_bytes in some_of([64, 65, 66, 67, 68, 100, 127, 129, 1000], 4) {
+            for slots in some_of([2, 4, 16], 1) {
+                for rank_count in some_of([2, 5], 1) {
                     for collective in collectives(rank_count) {
                         for algorithm in collective.algorithms() {
                             let mut options = with_slots(slot_bytes, slots);
@@ -221,8 +235,7 @@ pub(crate) fn nobody_leaves_a_barrier_before_everyone_has_come(make: Make) {
     within(SOON, move || {
         for rank_count in 1..=9 {
             let communicators = make(rank_count, options(|_| {})).unwrap();
-            const ROUNDS: usize = 50;
-            let come: Vec<AtomicUsize> = (0..ROUNDS).map(|_| AtomicUsize::new(0)).collect();
+            let come: Vec<AtomicUsize> = (0..times(50, 5)).map(|_| AtomicUsize::new(0)).collect();
             let start = Barrier::new(rank_count);
             each_on_a_thread(&communicators, |communicator| {
                 start.wait();

@@ -7,7 +7,7 @@ use super::Make;
 use super::case::{Buffers, Case, Drive, Values, call, call_with, make_call};
 use super::number::{Format, Number};
 use super::oracle::in_rank_order;
-use super::ranks::{LATER, Random, SOON, each_on_a_thread, mix, on_threads, options, with_slots, within};
+use super::ranks::{LATER, Random, SOON, each_on_a_thread, mix, on_threads, options, some_of, with_slots, within};
 
 /// The collectives that reduce, where a root is needed the last rank.
 fn reducing(rank_count: usize) -> [Collective; 3] {
@@ -28,6 +28,12 @@ fn each_algorithm(
     }
 }
 
+/// Each type of floats, with each reduction that it offers.
+fn floats() -> impl Iterator<Item = (DType, Reduction)> {
+    let floats = DType::ALL.iter().filter(|dtype| !dtype.is_integer());
+    floats.flat_map(|dtype| dtype.reductions().map(|reduction| (*dtype, reduction)))
+}
+
 /// A call of each collective that reduces, by each algorithm, with each type of floats, reduction and count.
 fn each_reducing_case(
     make: Make,
@@ -38,13 +44,10 @@ fn each_reducing_case(
     for rank_count in rank_counts {
         for collective in reducing(rank_count) {
             each_algorithm(make, rank_count, collective, |algorithm, communicators| {
-                for dtype in DType::ALL.iter().filter(|dtype| !dtype.is_integer()) {
-                    for reduction in dtype.reductions() {
-                        for count in counts {
-                            let case = Case::new(collective, *dtype, reduction, *count);
-                            f(communicators, &Case { algorithm: Some(algorithm), ..case });
-                        }
-                    }
+                let of_count = |count: usize| floats().map(move |(dtype, reduction)| (dtype, reduction, count));
+                for (dtype, reduction, count) in some_of(counts.iter().copied().flat_map(of_count), 2) {
+                    let case = Case::new(collective, dtype, reduction, count);
+                    f(communicators, &Case { algorithm: Some(algorithm), ..case });
                 }
             });
         }
@@ -121,11 +124,10 @@ pub(crate) fn copies_keep_every_bit_pattern(make: Make) {
                     let mut options = options(|_| {});
                     options.algorithm = Some(algorithm);
                     let communicators = make(rank_count, options).unwrap();
-                    for dtype in DType::ALL {
-                        for in_place in [0, u64::MAX] {
-                            let case = Case { in_place, ..Case::new(collective, *dtype, Reduction::Sum, 1 << 16) };
-                            check(&communicators, &case, Drive::Group);
-                        }
+                    let ways = DType::ALL.iter().flat_map(|dtype| [0, u64::MAX].map(|in_place| (*dtype, in_place)));
+                    for (dtype, in_place) in some_of(ways, 1) {
+                        let case = Case { in_place, ..Case::new(collective, dtype, Reduction::Sum, 1 << 16) };
+                        check(&communicators, &case, Drive::Group);
                     }
                 }
             }
@@ -180,10 +182,8 @@ pub(crate) fn special_values_meet_as_ieee_says(make: Make) {
     }
     within(LATER, move || {
         for collective in reducing(2) {
-            for dtype in DType::ALL.iter().filter(|dtype| !dtype.is_integer()) {
-                for reduction in dtype.reductions() {
-                    check(make, &Case::new(collective, *dtype, reduction, 0));
-                }
+            for (dtype, reduction) in some_of(floats(), 6) {
+                check(make, &Case::new(collective, dtype, reduction, 0));
             }
         }
     });
@@ -210,16 +210,17 @@ pub(crate) fn all_values_of_8_and_16_bits_meet_as_they_should(make: Make) {
     }
     within(LATER, move || {
         each_algorithm(make, 2, Collective::AllReduce, |algorithm, communicators| {
-            for dtype in DType::ALL.iter().filter(|dtype| dtype.bytes() <= 2) {
-                for reduction in dtype.reductions() {
-                    for round in 0..if dtype.bytes() == 1 { 1 } else { 2 } {
-                        let case = Case {
-                            algorithm: Some(algorithm),
-                            ..Case::new(Collective::AllReduce, *dtype, reduction, 1 << 16)
-                        };
-                        check(communicators, &case, round);
-                    }
-                }
+            let short = DType::ALL.iter().filter(|dtype| dtype.bytes() <= 2);
+            let cases = short.flat_map(|dtype| {
+                let rounds = if dtype.bytes() == 1 { 1 } else { 2 };
+                dtype.reductions().flat_map(move |reduction| (0..rounds).map(move |round| (*dtype, reduction, round)))
+            });
+            for (dtype, reduction, round) in some_of(cases, 2) {
+                let case = Case {
+                    algorithm: Some(algorithm),
+                    ..Case::new(Collective::AllReduce, dtype, reduction, 1 << 16)
+                };
+                check(communicators, &case, round);
             }
         });
     });
@@ -304,10 +305,10 @@ pub(crate) fn averages_of_the_largest_numbers_do_not_overflow(make: Make) {
         call_with(communicators, case, Drive::Group, &inputs);
     }
     within(LATER, move || {
-        for rank_count in 1..=9 {
+        for rank_count in some_of(1..=9, 3) {
             for collective in reducing(rank_count) {
                 each_algorithm(make, rank_count, collective, |algorithm, communicators| {
-                    for dtype in DType::ALL.iter().filter(|dtype| !dtype.is_integer()) {
+                    for dtype in some_of(DType::ALL.iter().filter(|dtype| !dtype.is_integer()), 2) {
                         let case =
                             Case { algorithm: Some(algorithm), ..Case::new(collective, *dtype, Reduction::Avg, 40) };
                         check(communicators, &case);
@@ -387,15 +388,13 @@ pub(crate) fn subnormals_are_kept_whatever_mode_the_calling_thread_is_in(make: M
     within(SOON, move || {
         let communicators = make(2, options(|_| {})).unwrap();
         for algorithm in Collective::AllReduce.algorithms() {
-            for dtype in DType::ALL.iter().filter(|dtype| !dtype.is_integer()) {
-                for reduction in dtype.reductions() {
-                    let case = Case {
-                        algorithm: Some(algorithm),
-                        in_place: u64::MAX,
-                        ..Case::new(Collective::AllReduce, *dtype, reduction, 200)
-                    };
-                    check(&communicators, &case);
-                }
+            for (dtype, reduction) in some_of(floats(), 3) {
+                let case = Case {
+                    algorithm: Some(algorithm),
+                    in_place: u64::MAX,
+                    ..Case::new(Collective::AllReduce, dtype, reduction, 200)
+                };
+                check(&communicators, &case);
             }
         }
         // A call that fails gives the mode back too.
@@ -437,10 +436,10 @@ pub(crate) fn averages_next_to_zero_lose_no_more_than_is_documented(make: Make) 
         }
     }
     within(SOON, move || {
-        for rank_count in 2..=9 {
+        for rank_count in some_of(2..=9, 2) {
             each_algorithm(make, rank_count, Collective::AllReduce, |algorithm, communicators| {
-                let floats = DType::ALL.iter().filter(|dtype| !dtype.is_integer());
-                floats.for_each(|dtype| check(communicators, *dtype, algorithm));
+                let floats = some_of(DType::ALL.iter().filter(|dtype| !dtype.is_integer()), 2);
+                floats.into_iter().for_each(|dtype| check(communicators, *dtype, algorithm));
             });
         }
     });
@@ -460,22 +459,21 @@ pub(crate) fn direct_and_one_shot_reduce_in_rank_order_and_round_once(make: Make
         }
     }
     within(LATER, move || {
-        for rank_count in [3, 5, 9] {
+        for rank_count in some_of([3, 5, 9], 1) {
             for algorithm in [Algorithm::Direct, Algorithm::OneShot] {
                 let mut options = options(|_| {});
                 options.algorithm = Some(algorithm);
                 let communicators = make(rank_count, options).unwrap();
-                for dtype in DType::ALL {
-                    for reduction in dtype.reductions() {
-                        let case = Case {
-                            algorithm: Some(algorithm),
-                            values: Values::Rough,
-                            salt: rank_count as u64,
-                            ..Case::new(Collective::AllReduce, *dtype, reduction, 1500)
-                        };
-                        check(&communicators, &case);
-                        call(&communicators, &case, Drive::Threads);
-                    }
+                let pairs = DType::ALL.iter().flat_map(|dtype| dtype.reductions().map(|each| (*dtype, each)));
+                for (dtype, reduction) in some_of(pairs, 8) {
+                    let case = Case {
+                        algorithm: Some(algorithm),
+                        values: Values::Rough,
+                        salt: rank_count as u64,
+                        ..Case::new(Collective::AllReduce, dtype, reduction, 1500)
+                    };
+                    check(&communicators, &case);
+                    call(&communicators, &case, Drive::Threads);
                 }
             }
         }

@@ -6,14 +6,14 @@ use tutti::{Collective, DType, Options, Rank};
 
 use super::Make;
 use super::case::{Case, Drive, Values, try_call};
-use super::ranks::{LATER, with_slots, within};
+use super::ranks::{LATER, times, with_slots, within};
 use super::replay::for_any;
 
 /// A call among `rank_count` ranks. Most are small; a few have up to about a hundred thousand elements in all.
 fn any_case(rank_count: usize) -> impl Strategy<Value = Case> {
     let root = (0..rank_count as u32).prop_map(Rank);
     let collective = (0..Collective::ALL.len(), root).prop_map(|(index, root)| Collective::ALL[index].with_root(root));
-    let count = prop_oneof![4 => 0..40_usize, 4 => 0..3000_usize, 1 => 0..100_000 / rank_count];
+    let count = prop_oneof![4 => 0..40_usize, 4 => 0..3000_usize, 1 => 0..times(100_000, 10_000) / rank_count];
     let algorithm = proptest::option::of(any::<prop::sample::Index>());
     let dtype = (0..DType::ALL.len()).prop_map(|index| DType::ALL[index]);
     let reduction = any::<prop::sample::Index>();
@@ -49,7 +49,7 @@ pub(crate) fn any_call_is_right(make: Make) {
     within(LATER, move || {
         let strategy =
             (1..=12_usize).prop_flat_map(|rank_count| (Just(rank_count), any_options(), any_case(rank_count)));
-        for_any("cpu", "any_call_is_right", &(), 600, &strategy, |(rank_count, mut options, case)| {
+        for_any(crate::SUITE, "any_call_is_right", &(), times(600, 30) as u32, &strategy, |(rank_count, mut options, case)| {
             // A group has no settings of its own, so there the communicator is told the algorithm.
             let communicators = make(rank_count, options.clone()).map_err(|error| error.to_string())?;
             try_call(&communicators, &case, Drive::Threads)?;
@@ -66,7 +66,7 @@ pub(crate) fn any_row_of_calls_is_right(make: Make) {
             let calls = vec((any_case(rank_count), any::<bool>()), 1..12);
             (Just(rank_count), any_options(), calls)
         });
-        for_any("cpu", "any_row_of_calls_is_right", &(), 60, &strategy, |(rank_count, options, calls)| {
+        for_any(crate::SUITE, "any_row_of_calls_is_right", &(), times(60, 6) as u32, &strategy, |(rank_count, options, calls)| {
             let communicators = make(rank_count, options).map_err(|error| error.to_string())?;
             for (case, threads) in &calls {
                 if *threads {

@@ -9,7 +9,7 @@ use tutti::{Communicator, Options};
 pub(crate) use super::replay::{Random, mix};
 
 /// How long a test may take whose calls are few: a hang is reported after this.
-pub(crate) const SOON: Duration = Duration::from_secs(if cfg!(lean) { 200 } else { 20 });
+pub(crate) const SOON: Duration = Duration::from_secs(if cfg!(lean) || !crate::IS_QUICK { 200 } else { 20 });
 
 /// How long a test may take that makes very many calls, on a machine that does other things too.
 pub(crate) const LATER: Duration = Duration::from_secs(300);
@@ -52,6 +52,27 @@ pub(crate) fn each_on_a_thread<R: Send>(
             communicators.iter().map(|communicator| scope.spawn(move || body(communicator))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
+}
+
+/// How often something is done: `full` times on devices that are quick, `few` times where each call is interpreted.
+pub(crate) fn times(full: usize, few: usize) -> usize {
+    if crate::IS_QUICK { full } else { few }
+}
+
+/// All of these on devices that are quick; where each call is interpreted so many of them at most, spread over all.
+pub(crate) fn some_of<T>(all: impl IntoIterator<Item = T>, few: usize) -> Vec<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    if crate::IS_QUICK || all.len() <= few {
+        return all;
+    }
+    let count = all.len();
+    // The place within its part changes from part to part, so that what alternates is met either way.
+    let is_taken = |index: usize| {
+        let part = index * few / count;
+        let (start, end) = ((part * count).div_ceil(few), ((part + 1) * count).div_ceil(few));
+        index == start + mix(part as u64) as usize % (end - start)
+    };
+    all.into_iter().enumerate().filter(|(index, _)| is_taken(*index)).map(|(_, each)| each).collect()
 }
 
 /// The default options, changed by `change`.

@@ -1,6 +1,7 @@
 //! A plan in the memory of devices: each rank's tables, with a device's addresses, as its kernels read them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use tutti_kernels::layout::{
     self, BlockView, Call, Completed, Fingerprint, Launch, Program, buffer, slot_format,
@@ -21,6 +22,10 @@ pub(crate) struct BoundRank {
     pub(crate) blocks: u32,
     pub(crate) sends_first: bool,
     pub(crate) receives: bool,
+    /// Steps of each program.
+    pub(crate) step_counts: Vec<u64>,
+    /// Where its kernels leave when steps ran, as its launch says now.
+    pub(crate) traces: AtomicU64,
     /// Bytes of the device that the tables take, and the scratch memory.
     pub(crate) bytes: u64,
     memory: u64,
@@ -175,6 +180,8 @@ fn lay_out(ranks: &Ranks, rank: usize, tables: &RankTables) -> Result<BoundRank,
         blocks: blocks as u32,
         sends_first: tables.sends_first,
         receives: tables.receives,
+        step_counts: tables.programs.iter().map(|table| table.step_count()).collect(),
+        traces: AtomicU64::new(0),
         bytes: bytes as u64,
         memory,
     })
