@@ -3,34 +3,43 @@
 #[macro_use]
 mod conformance;
 
-use std::path::PathBuf;
+mod software_driver;
+
 use std::sync::OnceLock;
 
 use tutti::cuda::{Device, Driver};
 use tutti::{Communicator, Options};
 
-/// The driver that `TUTTI_LIBCUDA` names, or else the one in software, which is built with the tests.
-fn driver() -> &'static Driver {
-    static DRIVER: OnceLock<Driver> = OnceLock::new();
-    DRIVER.get_or_init(|| {
+/// The driver that `TUTTI_LIBCUDA` names, or else the one in software, which is built with the tests; none, with the reason, where
+/// it does not work or has no devices.
+fn driver() -> Result<&'static Driver, &'static str> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    let open = || {
         let opened = match std::env::var_os("TUTTI_LIBCUDA") {
             Some(_) => Driver::open(),
-            None => Driver::open_at(software_driver()),
+            None => Driver::open_at(software_driver::library()),
         };
-        opened.expect("the driver opens")
-    })
+        let driver = opened.map_err(|error| error.to_string())?;
+        match driver.device_count() {
+            Ok(0) => Err("the driver has no devices".to_owned()),
+            Ok(_) => Ok(driver),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    DRIVER.get_or_init(open).as_ref().map_err(String::as_str)
 }
 
-/// Where cargo leaves the library that it builds beside the tests.
-fn software_driver() -> PathBuf {
-    let mut path = std::env::current_exe().expect("a test has a file");
-    path.pop();
-    path.join("libsoftcuda.so")
+/// Whether there is a device; a test without one is skipped, unless `TUTTI_REQUIRE_CUDA` is set: then it fails.
+fn is_ready() -> bool {
+    let Err(reason) = driver() else { return true };
+    assert!(std::env::var_os("TUTTI_REQUIRE_CUDA").is_none(), "no CUDA device: {reason}");
+    println!("skipped: no CUDA device: {reason} (TUTTI_REQUIRE_CUDA=1 makes this a failure)");
+    false
 }
 
 /// Communicators of ranks on the devices that there are, one after the other.
 fn on_devices(rank_count: usize, options: Options) -> tutti::Result<Vec<Communicator>> {
-    let driver = driver();
+    let driver = driver().expect("a test begins only where there is one");
     let count = driver.device_count()?;
     let devices = (0..rank_count).map(|rank| driver.device(rank % count)).collect::<tutti::Result<Vec<Device>>>()?;
     tutti::cuda::local_with(&devices, options)

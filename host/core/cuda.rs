@@ -21,7 +21,7 @@ use crate::board::Missing;
 use crate::buffer::Memory;
 use crate::device::cuda::bind::Bound;
 use crate::device::cuda::ranks::{Ranks, address};
-use crate::device::cuda::{Failure, Grid, Stream};
+use crate::device::cuda::{Event, Failure, Grid, Stream};
 use crate::dtype::{Reduction, average_factors};
 use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
@@ -103,6 +103,8 @@ pub(crate) struct Flight {
     ticket: u64,
     programs: usize,
     state: Mutex<FlightState>,
+    /// The end of its launch, where others may have been queued behind it.
+    end: Option<Event>,
     /// What the kernel runs.
     _bound: Option<Arc<Bound>>,
 }
@@ -218,12 +220,22 @@ impl CudaRank {
                 return Err(error);
             }
         }
-        let bound = match known {
-            Some(bound) => bound,
-            None => self.bind(key, &shared)?,
-        };
         let (dtype, reduction) = request.kernel();
-        let kernel = self.ranks.kernel(self.rank, (dtype, request.collective.reduces().then_some(reduction)))?;
+        let kernel_key = (dtype, request.collective.reduces().then_some(reduction));
+        let prepare = |rank: &mut CudaRank| {
+            let bound = match known {
+                Some(bound) => bound,
+                None => rank.bind(key, &shared)?,
+            };
+            rank.ranks.kernel(rank.rank, kernel_key).map(|kernel| (bound, kernel))
+        };
+        let (bound, kernel) = if is_capturing {
+            let device = self.ranks.gpu(self.rank).device.clone();
+            let prepared = device.beside_capture(|| prepare(self));
+            prepared.map_err(|failure| failure.during("preparing a call while a stream captures"))??
+        } else {
+            prepare(self)?
+        };
         let gpu = self.ranks.gpu(self.rank);
         let here = &bound.ranks[self.rank];
         let blocks = bound.blocks_of_device[self.ranks.place(self.rank)];
@@ -254,6 +266,12 @@ impl CudaRank {
         // Blocks wait for each other, if only by way of other ranks.
         let grid = Grid { blocks: here.blocks, threads: bound.threads, cooperative: here.blocks > 1 };
         let on = stream.unwrap_or(&self.stream);
+        let end = match stream {
+            Some(_) if !is_capturing => {
+                Some(self.ranks.take_event(self.rank).map_err(|failure| failure.during("making an event"))?)
+            }
+            _ => None,
+        };
         let launch = || -> Result<(), Failure> {
             if !is_capturing && self.last_stream != on.as_raw() && memory.has_launched.load(Ordering::Acquire) {
                 on.wait_event(&memory.end)?;
@@ -270,6 +288,9 @@ impl CudaRank {
             unsafe { on.launch(kernel.kernel, &grid, &issue)? };
             if !is_capturing {
                 memory.end.record(on)?;
+                if let Some(end) = &end {
+                    end.record(on)?;
+                }
                 memory.has_launched.store(true, Ordering::Release);
             }
             Ok(())
@@ -293,6 +314,7 @@ impl CudaRank {
                 failed: None,
                 outcome: None,
             }),
+            end,
             _bound: Some(bound),
         };
         Ok((Arc::new(flight), placed))
@@ -439,6 +461,16 @@ impl CudaRank {
         }
     }
 
+    /// Bytes to stage the buffers of a call, whichever rank makes it and wherever they lie.
+    fn stage_bytes(&self, request: &Request) -> usize {
+        let one = request.count as usize * request.dtype.map_or(1, |dtype| dtype.bytes());
+        let blocks = match request.collective {
+            Collective::ReduceScatter | Collective::AllGather => 1 + self.world.board.rank_count(),
+            _ => 2,
+        };
+        blocks * one + 4 * STAGE_ALIGNMENT
+    }
+
     /// The buffers where the device reaches them: those of the host are copied to memory that it does.
     fn place(&mut self, request: &Request, bound: &Bound) -> Result<Placed> {
         let (input_bytes, output_bytes) = (self.input_bytes(request), self.output_bytes(request));
@@ -450,10 +482,10 @@ impl CudaRank {
             traces: std::ptr::null_mut(),
         };
         let steps = &bound.ranks[self.rank].step_counts;
-        let trace_bytes = match &self.traces {
-            Some(_) => steps.iter().map(|steps| *steps as usize * size_of::<StepTime>() + size_of::<Trace>()).sum(),
-            None => 0,
+        let times_of = |steps: &[u64]| -> usize {
+            steps.iter().map(|steps| *steps as usize * size_of::<StepTime>() + size_of::<Trace>()).sum()
         };
+        let trace_bytes = if self.traces.is_some() { times_of(steps) } else { 0 };
         let stages = |memory, bytes| memory == Memory::Host && bytes > 0;
         let (stages_input, stages_output) = (stages(input_memory, input_bytes), stages(output_memory, output_bytes));
         if !stages_input && !stages_output && trace_bytes == 0 {
@@ -476,7 +508,11 @@ impl CudaRank {
             (off(input), output_at, output_at + if stages_output { output_bytes } else { 0 })
         };
         let traces_at = bytes.next_multiple_of(STAGE_ALIGNMENT);
-        let stage = self.ranks.stages(self.rank, traces_at + trace_bytes).map_err(|failure| {
+        // As much as any rank needs, so that all ranks have theirs before any of them launches.
+        let stage_bytes = self.stage_bytes(request)
+            + if trace_bytes > 0 { bound.ranks.iter().map(|rank| times_of(&rank.step_counts)).max().unwrap_or(0) } else { 0 };
+        debug_assert!(traces_at + trace_bytes <= stage_bytes);
+        let stage = self.ranks.stages(self.rank, stage_bytes).map_err(|failure| {
             failure.during(format_args!("finding memory to stage {bytes} bytes of rank {}", self.rank))
         })?;
         // SAFETY: the stage has room for both; the caller vouches for the buffers; and no kernel of this rank runs, since its last
@@ -597,6 +633,14 @@ impl Drop for CudaRank {
     }
 }
 
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some(end) = self.end.take() {
+            self.ranks.give_event(self.rank, end);
+        }
+    }
+}
+
 impl Flight {
     /// The call that a rank's kernels are in, which nobody here has made: one that was captured, and is replayed.
     fn replayed(world: &Arc<World>, ranks: &Arc<Ranks>, rank: usize) -> Flight {
@@ -613,6 +657,7 @@ impl Flight {
                 failed: None,
                 outcome: None,
             }),
+            end: None,
             _bound: None,
         }
     }
@@ -629,9 +674,19 @@ impl Flight {
             return outcome.clone().map(|()| true);
         }
         let outcome = if self.ranks.finished_ticket(self.rank) >= self.ticket {
+            // The kernel has said so; when the driver does, it comes before whatever is queued next, on any stream.
+            match self.end.as_ref().unwrap_or(&self.ranks.ranks[self.rank].end).is_done() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(failure) => {
+                    let doing = format!("running the kernels of rank {}", self.rank);
+                    return Err(self.world.board.fail(failure.during(doing)));
+                }
+            }
             if let Some(fingerprint) = &self.fingerprint {
                 self.world.board.finish(self.rank, fingerprint.sequence);
             }
+            self.world.board.note_waiting(self.rank, None);
             Ok(())
         } else {
             match self.failure(&mut state) {

@@ -1,7 +1,8 @@
 //! What every device's communicators must do, written once.
 //!
 //! A device instantiates the suite with one line, `conformance!(make)`, where `make` gives communicators for a number of ranks
-//! and options. The modules below hold one topic each; what they share is a [`case::Case`] (one call, as every rank makes
+//! and options, and says beside it whether it is there (`is_ready`), whether it is quick enough for all cases (`IS_QUICK`) and what
+//! cargo calls its tests (`SUITE`). The modules below hold one topic each; what they share is a [`case::Case`] (one call, as every rank makes
 //! it), the oracle that says what must come out, and the watchdog that turns a hang into a failure. Tests reach the library
 //! only through its public interface.
 //!
@@ -192,7 +193,9 @@ macro_rules! conformance {
                 $(
                     #[test]
                     fn $test() {
-                        crate::conformance::$module::$test($make);
+                        if crate::is_ready() {
+                            crate::conformance::$module::$test($make);
+                        }
                     }
                 )*
             }

@@ -16,6 +16,6 @@ mod safe;
 mod sys;
 
 pub(crate) use result::Failure;
-pub(crate) use safe::{DeviceMemory, Grid};
+pub(crate) use safe::{DeviceMemory, Event, Grid};
 pub use paths::{Path, Paths};
 pub use safe::{Device, Driver, Graph, Stream};

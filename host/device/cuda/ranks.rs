@@ -182,6 +182,8 @@ pub(crate) struct RankMemory {
     ends: Mutex<EndsThere>,
     /// The end of its last launch.
     pub(crate) end: Event,
+    /// Events that nobody uses, for calls on streams.
+    events: Mutex<Vec<Event>>,
     /// Whether there has been one.
     pub(crate) has_launched: AtomicBool,
     /// Whether it has been captured, so that only its kernels know how many calls it has made.
@@ -277,6 +279,7 @@ impl Ranks {
                     windows: windows[rank],
                     ends: Mutex::new(EndsThere { ends: Ends::default(), sends, receives }),
                     end: gpu.device.event()?,
+                    events: Mutex::default(),
                     has_launched: AtomicBool::new(false),
                     is_replayed: AtomicBool::new(false),
                     tickets: AtomicU64::new(0),
@@ -523,6 +526,17 @@ impl Ranks {
         let address = stage.as_ptr();
         stages.push(stage);
         Ok(address)
+    }
+
+    /// An event for a call of a rank's that is queued on a stream.
+    pub(crate) fn take_event(&self, rank: usize) -> Result<Event, Failure> {
+        let free = lock(&self.ranks[rank].events).pop();
+        free.map_or_else(|| self.gpu(rank).device.event(), Ok)
+    }
+
+    /// Gives an event back; what it was recorded for is over, or nobody asks for it any more.
+    pub(crate) fn give_event(&self, rank: usize, event: Event) {
+        lock(&self.ranks[rank].events).push(event);
     }
 
     /// Waits until a rank's last launch has ended, or the time in which an abort ends it is over; whether it has.

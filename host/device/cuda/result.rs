@@ -1,7 +1,6 @@
 //! The driver as opened, with errors as values: `sys`, one call at a time.
 //!
-//! **Invariant.** Nothing here panics when a driver lacks a function: what tutti cannot do without is looked for when the driver is
-//! opened, and what newer drivers alone have is asked for before it is used.
+//! **Invariant.** Nothing here panics when a driver lacks a function: all of them are looked for when the driver is opened.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_char};
@@ -13,6 +12,7 @@ use super::paths::Path;
 use super::sys;
 use crate::error::{Error, Result};
 use crate::ptx::Version;
+use crate::sync::lock;
 
 /// Where the driver is, if not where the system looks for it.
 pub(super) const LIBRARY_VARIABLE: &str = "TUTTI_LIBCUDA";
@@ -56,9 +56,18 @@ impl Failure {
 pub(crate) struct Functions {
     library: sys::Library,
     pub(crate) path: PathBuf,
+    /// Devices that have been opened, by their numbers, with their primary contexts.
+    retained: Mutex<HashMap<usize, Retained>>,
     /// How devices reach each other, by their numbers, where that has been tried; and what was seen then.
     pub(crate) tried: Mutex<HashMap<(usize, usize), (Path, Vec<String>)>>,
 }
+
+/// A device and its primary context. Both are as long as the process.
+#[derive(Clone, Copy)]
+struct Retained(sys::CUdevice, sys::CUcontext);
+
+// SAFETY: the driver's handles may be used on any thread.
+unsafe impl Send for Retained {}
 
 /// Makes methods of the driver's functions: each checks the code.
 macro_rules! functions {
@@ -76,10 +85,10 @@ macro_rules! functions {
                 }
             )*
 
-            /// The first function that this library lacks among those without which nothing works.
+            /// The first function that this library lacks.
             fn missing(&self) -> Option<&'static str> {
                 $(
-                    if self.library.$name.is_err() && !NEWER.contains(&stringify!($name)) {
+                    if self.library.$name.is_err() {
                         return Some(stringify!($name));
                     }
                 )*
@@ -88,22 +97,6 @@ macro_rules! functions {
         }
     };
 }
-
-/// Functions that tutti can do without: those of drivers for devices with a switch that reduces.
-const NEWER: &[&str] = &[
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-    "cuMulticastCreate",
-    "cuMulticastAddDevice",
-    "cuMulticastBindMem",
-    "cuMulticastUnbind",
-    "cuMulticastGetGranularity",
-];
 
 functions! {
     cuInit(flags: u32);
@@ -116,7 +109,6 @@ functions! {
     cuDeviceGetPCIBusId(name: *mut c_char, length: i32, device: sys::CUdevice);
     cuDeviceCanAccessPeer(can: *mut i32, device: sys::CUdevice, peer: sys::CUdevice);
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
-    cuDevicePrimaryCtxRelease_v2(device: sys::CUdevice);
     cuCtxPushCurrent_v2(context: sys::CUcontext);
     cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
     cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: u32);
@@ -127,15 +119,13 @@ functions! {
     cuMemHostGetDevicePointer_v2(device: *mut sys::CUdeviceptr, host: *mut core::ffi::c_void, flags: u32);
     cuMemcpyHtoDAsync_v2(to: sys::CUdeviceptr, from: *const core::ffi::c_void, bytes: usize, stream: sys::CUstream);
     cuMemcpyDtoHAsync_v2(to: *mut core::ffi::c_void, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
-    cuMemcpyDtoDAsync_v2(to: sys::CUdeviceptr, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
-    cuMemsetD8Async(to: sys::CUdeviceptr, value: u8, bytes: usize, stream: sys::CUstream);
-    cuPointerGetAttribute(value: *mut core::ffi::c_void, attribute: sys::CUpointer_attribute, address: sys::CUdeviceptr);
     cuStreamCreate(stream: *mut sys::CUstream, flags: u32);
     cuStreamDestroy_v2(stream: sys::CUstream);
     cuStreamSynchronize(stream: sys::CUstream);
     cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: u32);
     cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
     cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
+    cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
     cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
     cuGraphInstantiateWithFlags(exec: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64);
     cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream);
@@ -185,46 +175,6 @@ functions! {
         stream: sys::CUstream,
         parameters: *mut *mut core::ffi::c_void,
     );
-    cuMemAddressReserve(
-        address: *mut sys::CUdeviceptr,
-        bytes: usize,
-        alignment: usize,
-        wanted: sys::CUdeviceptr,
-        flags: u64,
-    );
-    cuMemAddressFree(address: sys::CUdeviceptr, bytes: usize);
-    cuMemCreate(
-        handle: *mut sys::CUmemGenericAllocationHandle,
-        bytes: usize,
-        properties: *const sys::CUmemAllocationProp,
-        flags: u64,
-    );
-    cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
-    cuMemMap(
-        address: sys::CUdeviceptr,
-        bytes: usize,
-        offset: usize,
-        handle: sys::CUmemGenericAllocationHandle,
-        flags: u64,
-    );
-    cuMemUnmap(address: sys::CUdeviceptr, bytes: usize);
-    cuMemSetAccess(address: sys::CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize);
-    cuMulticastCreate(handle: *mut sys::CUmemGenericAllocationHandle, properties: *const sys::CUmulticastObjectProp);
-    cuMulticastAddDevice(handle: sys::CUmemGenericAllocationHandle, device: sys::CUdevice);
-    cuMulticastBindMem(
-        multicast: sys::CUmemGenericAllocationHandle,
-        multicast_offset: usize,
-        memory: sys::CUmemGenericAllocationHandle,
-        memory_offset: usize,
-        bytes: usize,
-        flags: u64,
-    );
-    cuMulticastUnbind(handle: sys::CUmemGenericAllocationHandle, device: sys::CUdevice, offset: usize, bytes: usize);
-    cuMulticastGetGranularity(
-        bytes: *mut usize,
-        properties: *const sys::CUmulticastObjectProp,
-        which: sys::CUmulticastGranularity_flags,
-    );
 }
 
 impl Functions {
@@ -249,7 +199,7 @@ impl Functions {
         })?;
         // SAFETY: the functions have the types that the driver's header gives them.
         let library = unsafe { sys::Library::from_library(library) }.map_err(|error| no_driver(error.to_string()))?;
-        let functions = std::mem::ManuallyDrop::new(Functions { library, path: path.clone(), tried: Mutex::default() });
+        let functions = std::mem::ManuallyDrop::new(Functions { library, path: path.clone(), retained: Mutex::default(), tried: Mutex::default() });
         if let Some(name) = functions.missing() {
             return Err(no_driver(format!("it has no function {name}; install a newer driver")));
         }
@@ -258,21 +208,20 @@ impl Functions {
         Ok(std::mem::ManuallyDrop::into_inner(functions))
     }
 
-    /// Whether the driver knows multicast objects.
-    pub(crate) fn has_multicast(&self) -> bool {
-        let library = &self.library;
-        library.cuMulticastCreate.is_ok()
-            && library.cuMulticastAddDevice.is_ok()
-            && library.cuMulticastBindMem.is_ok()
-            && library.cuMulticastUnbind.is_ok()
-            && library.cuMulticastGetGranularity.is_ok()
-            && library.cuMemAddressReserve.is_ok()
-            && library.cuMemAddressFree.is_ok()
-            && library.cuMemCreate.is_ok()
-            && library.cuMemRelease.is_ok()
-            && library.cuMemMap.is_ok()
-            && library.cuMemUnmap.is_ok()
-            && library.cuMemSetAccess.is_ok()
+    /// A device and its primary context, retained by the first who asks.
+    pub(super) fn retained(&self, ordinal: usize) -> Result<(sys::CUdevice, sys::CUcontext), Failure> {
+        let mut retained = lock(&self.retained);
+        if let Some(Retained(device, context)) = retained.get(&ordinal) {
+            return Ok((*device, *context));
+        }
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: the driver writes a handle each.
+        unsafe {
+            self.cuDeviceGet(&raw mut device, ordinal as i32)?;
+            self.cuDevicePrimaryCtxRetain(&raw mut context, device)?;
+        }
+        retained.insert(ordinal, Retained(device, context));
+        Ok((device, context))
     }
 
     /// The CUDA version that the driver supports.

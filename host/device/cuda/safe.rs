@@ -33,10 +33,6 @@ impl Driver {
         Ok(Driver(Arc::new(Functions::open_at(path)?)))
     }
 
-    pub(crate) fn functions(&self) -> &Functions {
-        &self.0
-    }
-
     /// The CUDA version that it supports.
     ///
     /// # Errors
@@ -57,7 +53,8 @@ impl Driver {
         Ok(count as usize)
     }
 
-    /// Opens a device, counted from 0: its primary context is this process's from then on.
+    /// Opens a device, counted from 0. Its primary context is this process's from then on, until it ends: what devices have been
+    /// granted of each other lasts as long.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such device, [`Error::Cuda`] if it cannot be opened.
@@ -75,12 +72,7 @@ impl Driver {
             });
         }
         let open = || {
-            let (mut handle, mut context) = (0, std::ptr::null_mut());
-            // SAFETY: the driver writes a handle each.
-            unsafe {
-                self.0.cuDeviceGet(&raw mut handle, ordinal as i32)?;
-                self.0.cuDevicePrimaryCtxRetain(&raw mut context, handle)?;
-            }
+            let (handle, context) = self.0.retained(ordinal)?;
             Ok(Device(Arc::new(Context {
                 driver: self.clone(),
                 ordinal,
@@ -125,13 +117,6 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the driver locks what it must.
 unsafe impl Sync for Context {}
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained once. Nobody is left who could be told of an error.
-        let _ = unsafe { self.driver.0.cuDevicePrimaryCtxRelease_v2(self.handle) };
-    }
-}
-
 impl PartialEq for Device {
     fn eq(&self, other: &Device) -> bool {
         self.0.context == other.0.context
@@ -157,10 +142,6 @@ impl Device {
 
     pub(crate) fn functions(&self) -> &Functions {
         &self.0.driver.0
-    }
-
-    pub(crate) fn handle(&self) -> sys::CUdevice {
-        self.0.handle
     }
 
     /// Calls the driver with the device's context current.
@@ -265,7 +246,7 @@ impl Device {
         let mut address = 0;
         // SAFETY: the driver writes one address. (It has no memory of no bytes.)
         self.with(|functions| unsafe { functions.cuMemAlloc_v2(&raw mut address, bytes.max(1)) })?;
-        Ok(DeviceMemory { device: self.clone(), address, bytes })
+        Ok(DeviceMemory { device: self.clone(), address })
     }
 
     /// Memory of the host that every device reaches at the same address, filled with zeros.
@@ -303,6 +284,18 @@ impl Device {
         self.with(|functions| unsafe { functions.cuStreamCreate(&raw mut raw, sys::CU_STREAM_NON_BLOCKING) })
             .map_err(|failure| failure.during(format_args!("making a stream on device {}", self.ordinal())))?;
         Ok(Stream { device: self.clone(), raw, is_ours: true })
+    }
+
+    /// Calls the driver for what a thread must not do while it captures, in the default way of capturing, because it would not be
+    /// captured: here that is just what is wanted.
+    pub(crate) fn beside_capture<T>(&self, call: impl FnOnce() -> T) -> Result<T, Failure> {
+        let mut mode = sys::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver writes the mode that it was, which is put back.
+        self.with(|functions| unsafe { functions.cuThreadExchangeStreamCaptureMode(&raw mut mode) })?;
+        let result = call();
+        // SAFETY: as above.
+        self.with(|functions| unsafe { functions.cuThreadExchangeStreamCaptureMode(&raw mut mode) })?;
+        Ok(result)
     }
 
     /// The stream of copies that are waited for.
@@ -359,7 +352,6 @@ impl Device {
 pub(crate) struct DeviceMemory {
     device: Device,
     address: u64,
-    bytes: usize,
 }
 
 impl DeviceMemory {
@@ -371,9 +363,6 @@ impl DeviceMemory {
         self.address
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 impl Drop for DeviceMemory {
@@ -454,10 +443,6 @@ impl Stream {
     /// The `CUstream`.
     pub fn as_raw(&self) -> *mut c_void {
         self.raw.cast()
-    }
-
-    pub(crate) fn raw(&self) -> sys::CUstream {
-        self.raw
     }
 
     /// Waits until all that is queued is done. Calls of a communicator are better waited for by their handles, which have

@@ -212,29 +212,6 @@ pub const CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED: CUdevice_attrib
 pub const CU_DEVICE_ATTRIBUTE_MAX: CUdevice_attribute_enum = 144;
 pub type CUdevice_attribute_enum = ::core::ffi::c_uint;
 pub use self::CUdevice_attribute_enum as CUdevice_attribute;
-pub const CU_POINTER_ATTRIBUTE_CONTEXT: CUpointer_attribute_enum = 1;
-pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: CUpointer_attribute_enum = 2;
-pub const CU_POINTER_ATTRIBUTE_DEVICE_POINTER: CUpointer_attribute_enum = 3;
-pub const CU_POINTER_ATTRIBUTE_HOST_POINTER: CUpointer_attribute_enum = 4;
-pub const CU_POINTER_ATTRIBUTE_P2P_TOKENS: CUpointer_attribute_enum = 5;
-pub const CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: CUpointer_attribute_enum = 6;
-pub const CU_POINTER_ATTRIBUTE_BUFFER_ID: CUpointer_attribute_enum = 7;
-pub const CU_POINTER_ATTRIBUTE_IS_MANAGED: CUpointer_attribute_enum = 8;
-pub const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: CUpointer_attribute_enum = 9;
-pub const CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: CUpointer_attribute_enum = 10;
-pub const CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: CUpointer_attribute_enum = 11;
-pub const CU_POINTER_ATTRIBUTE_RANGE_SIZE: CUpointer_attribute_enum = 12;
-pub const CU_POINTER_ATTRIBUTE_MAPPED: CUpointer_attribute_enum = 13;
-pub const CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: CUpointer_attribute_enum = 14;
-pub const CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: CUpointer_attribute_enum = 15;
-pub const CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: CUpointer_attribute_enum = 16;
-pub const CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: CUpointer_attribute_enum = 17;
-pub const CU_POINTER_ATTRIBUTE_MAPPING_SIZE: CUpointer_attribute_enum = 18;
-pub const CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: CUpointer_attribute_enum = 19;
-pub const CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: CUpointer_attribute_enum = 20;
-pub const CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: CUpointer_attribute_enum = 21;
-pub type CUpointer_attribute_enum = ::core::ffi::c_uint;
-pub use self::CUpointer_attribute_enum as CUpointer_attribute;
 pub const CU_JIT_MAX_REGISTERS: CUjit_option_enum = 0;
 pub const CU_JIT_THREADS_PER_BLOCK: CUjit_option_enum = 1;
 pub const CU_JIT_WALL_TIME: CUjit_option_enum = 2;
@@ -384,95 +361,6 @@ pub const CUDA_ERROR_KEY_ROTATION: cudaError_enum = 916;
 pub const CUDA_ERROR_UNKNOWN: cudaError_enum = 999;
 pub type cudaError_enum = ::core::ffi::c_uint;
 pub use self::cudaError_enum as CUresult;
-pub const CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: CUdevice_P2PAttribute_enum = 1;
-pub const CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: CUdevice_P2PAttribute_enum = 2;
-pub const CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: CUdevice_P2PAttribute_enum = 3;
-pub const CU_DEVICE_P2P_ATTRIBUTE_ACCESS_ACCESS_SUPPORTED: CUdevice_P2PAttribute_enum = 4;
-pub const CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: CUdevice_P2PAttribute_enum = 4;
-pub type CUdevice_P2PAttribute_enum = ::core::ffi::c_uint;
-pub use self::CUdevice_P2PAttribute_enum as CUdevice_P2PAttribute;
-pub type CUmemGenericAllocationHandle_v1 = ::core::ffi::c_ulonglong;
-pub type CUmemGenericAllocationHandle = CUmemGenericAllocationHandle_v1;
-pub const CU_MEM_HANDLE_TYPE_NONE: CUmemAllocationHandleType_enum = 0;
-pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: CUmemAllocationHandleType_enum = 1;
-pub const CU_MEM_HANDLE_TYPE_WIN32: CUmemAllocationHandleType_enum = 2;
-pub const CU_MEM_HANDLE_TYPE_WIN32_KMT: CUmemAllocationHandleType_enum = 4;
-pub const CU_MEM_HANDLE_TYPE_FABRIC: CUmemAllocationHandleType_enum = 8;
-pub const CU_MEM_HANDLE_TYPE_MAX: CUmemAllocationHandleType_enum = 2147483647;
-pub type CUmemAllocationHandleType_enum = ::core::ffi::c_uint;
-pub use self::CUmemAllocationHandleType_enum as CUmemAllocationHandleType;
-pub const CU_MEM_ACCESS_FLAGS_PROT_NONE: CUmemAccess_flags_enum = 0;
-pub const CU_MEM_ACCESS_FLAGS_PROT_READ: CUmemAccess_flags_enum = 1;
-pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: CUmemAccess_flags_enum = 3;
-pub const CU_MEM_ACCESS_FLAGS_PROT_MAX: CUmemAccess_flags_enum = 2147483647;
-pub type CUmemAccess_flags_enum = ::core::ffi::c_uint;
-pub use self::CUmemAccess_flags_enum as CUmemAccess_flags;
-pub const CU_MEM_LOCATION_TYPE_INVALID: CUmemLocationType_enum = 0;
-pub const CU_MEM_LOCATION_TYPE_DEVICE: CUmemLocationType_enum = 1;
-pub const CU_MEM_LOCATION_TYPE_HOST: CUmemLocationType_enum = 2;
-pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: CUmemLocationType_enum = 3;
-pub const CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: CUmemLocationType_enum = 4;
-pub const CU_MEM_LOCATION_TYPE_MAX: CUmemLocationType_enum = 2147483647;
-pub type CUmemLocationType_enum = ::core::ffi::c_uint;
-pub use self::CUmemLocationType_enum as CUmemLocationType;
-pub const CU_MEM_ALLOCATION_TYPE_INVALID: CUmemAllocationType_enum = 0;
-pub const CU_MEM_ALLOCATION_TYPE_PINNED: CUmemAllocationType_enum = 1;
-pub const CU_MEM_ALLOCATION_TYPE_MAX: CUmemAllocationType_enum = 2147483647;
-pub type CUmemAllocationType_enum = ::core::ffi::c_uint;
-pub use self::CUmemAllocationType_enum as CUmemAllocationType;
-pub const CU_MEM_ALLOC_GRANULARITY_MINIMUM: CUmemAllocationGranularity_flags_enum = 0;
-pub const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: CUmemAllocationGranularity_flags_enum = 1;
-pub type CUmemAllocationGranularity_flags_enum = ::core::ffi::c_uint;
-pub use self::CUmemAllocationGranularity_flags_enum as CUmemAllocationGranularity_flags;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct CUmemLocation_st {
-    pub type_: CUmemLocationType,
-    pub id: ::core::ffi::c_int,
-}
-pub type CUmemLocation_v1 = CUmemLocation_st;
-pub type CUmemLocation = CUmemLocation_v1;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct CUmemAllocationProp_st {
-    pub type_: CUmemAllocationType,
-    pub requestedHandleTypes: CUmemAllocationHandleType,
-    pub location: CUmemLocation,
-    pub win32HandleMetaData: *mut ::core::ffi::c_void,
-    pub allocFlags: CUmemAllocationProp_st__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct CUmemAllocationProp_st__bindgen_ty_1 {
-    pub compressionType: ::core::ffi::c_uchar,
-    pub gpuDirectRDMACapable: ::core::ffi::c_uchar,
-    pub usage: ::core::ffi::c_ushort,
-    pub reserved: [::core::ffi::c_uchar; 4usize],
-}
-pub type CUmemAllocationProp_v1 = CUmemAllocationProp_st;
-pub type CUmemAllocationProp = CUmemAllocationProp_v1;
-pub const CU_MULTICAST_GRANULARITY_MINIMUM: CUmulticastGranularity_flags_enum = 0;
-pub const CU_MULTICAST_GRANULARITY_RECOMMENDED: CUmulticastGranularity_flags_enum = 1;
-pub type CUmulticastGranularity_flags_enum = ::core::ffi::c_uint;
-pub use self::CUmulticastGranularity_flags_enum as CUmulticastGranularity_flags;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct CUmulticastObjectProp_st {
-    pub numDevices: ::core::ffi::c_uint,
-    pub size: usize,
-    pub handleTypes: ::core::ffi::c_ulonglong,
-    pub flags: ::core::ffi::c_ulonglong,
-}
-pub type CUmulticastObjectProp_v1 = CUmulticastObjectProp_st;
-pub type CUmulticastObjectProp = CUmulticastObjectProp_v1;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct CUmemAccessDesc_st {
-    pub location: CUmemLocation,
-    pub flags: CUmemAccess_flags,
-}
-pub type CUmemAccessDesc_v1 = CUmemAccessDesc_st;
-pub type CUmemAccessDesc = CUmemAccessDesc_v1;
 pub struct Library {
     __library: ::libloading::Library,
     pub cuGetErrorString: Result<
@@ -503,10 +391,8 @@ pub struct Library {
     >,
     pub cuDevicePrimaryCtxRetain:
         Result<unsafe extern "C" fn(pctx: *mut CUcontext, dev: CUdevice) -> CUresult, ::libloading::Error>,
-    pub cuDevicePrimaryCtxRelease_v2: Result<unsafe extern "C" fn(dev: CUdevice) -> CUresult, ::libloading::Error>,
     pub cuCtxPushCurrent_v2: Result<unsafe extern "C" fn(ctx: CUcontext) -> CUresult, ::libloading::Error>,
     pub cuCtxPopCurrent_v2: Result<unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult, ::libloading::Error>,
-    pub cuCtxSynchronize: Result<unsafe extern "C" fn() -> CUresult, ::libloading::Error>,
     pub cuModuleLoadDataEx: Result<
         unsafe extern "C" fn(
             module: *mut CUmodule,
@@ -522,8 +408,6 @@ pub struct Library {
         unsafe extern "C" fn(hfunc: *mut CUfunction, hmod: CUmodule, name: *const ::core::ffi::c_char) -> CUresult,
         ::libloading::Error,
     >,
-    pub cuMemGetInfo_v2:
-        Result<unsafe extern "C" fn(free: *mut usize, total: *mut usize) -> CUresult, ::libloading::Error>,
     pub cuMemAlloc_v2:
         Result<unsafe extern "C" fn(dptr: *mut CUdeviceptr, bytesize: usize) -> CUresult, ::libloading::Error>,
     pub cuMemFree_v2: Result<unsafe extern "C" fn(dptr: CUdeviceptr) -> CUresult, ::libloading::Error>,
@@ -566,111 +450,6 @@ pub struct Library {
         ) -> CUresult,
         ::libloading::Error,
     >,
-    pub cuMemcpyDtoDAsync_v2: Result<
-        unsafe extern "C" fn(
-            dstDevice: CUdeviceptr,
-            srcDevice: CUdeviceptr,
-            ByteCount: usize,
-            hStream: CUstream,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMemsetD8Async: Result<
-        unsafe extern "C" fn(dstDevice: CUdeviceptr, uc: ::core::ffi::c_uchar, N: usize, hStream: CUstream) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMemAddressReserve: Result<
-        unsafe extern "C" fn(
-            ptr: *mut CUdeviceptr,
-            size: usize,
-            alignment: usize,
-            addr: CUdeviceptr,
-            flags: ::core::ffi::c_ulonglong,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMemAddressFree: Result<unsafe extern "C" fn(ptr: CUdeviceptr, size: usize) -> CUresult, ::libloading::Error>,
-    pub cuMemCreate: Result<
-        unsafe extern "C" fn(
-            handle: *mut CUmemGenericAllocationHandle,
-            size: usize,
-            prop: *const CUmemAllocationProp,
-            flags: ::core::ffi::c_ulonglong,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMemRelease:
-        Result<unsafe extern "C" fn(handle: CUmemGenericAllocationHandle) -> CUresult, ::libloading::Error>,
-    pub cuMemMap: Result<
-        unsafe extern "C" fn(
-            ptr: CUdeviceptr,
-            size: usize,
-            offset: usize,
-            handle: CUmemGenericAllocationHandle,
-            flags: ::core::ffi::c_ulonglong,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMemUnmap: Result<unsafe extern "C" fn(ptr: CUdeviceptr, size: usize) -> CUresult, ::libloading::Error>,
-    pub cuMemSetAccess: Result<
-        unsafe extern "C" fn(ptr: CUdeviceptr, size: usize, desc: *const CUmemAccessDesc, count: usize) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMemGetAllocationGranularity: Result<
-        unsafe extern "C" fn(
-            granularity: *mut usize,
-            prop: *const CUmemAllocationProp,
-            option: CUmemAllocationGranularity_flags,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMulticastCreate: Result<
-        unsafe extern "C" fn(
-            mcHandle: *mut CUmemGenericAllocationHandle,
-            prop: *const CUmulticastObjectProp,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMulticastAddDevice: Result<
-        unsafe extern "C" fn(mcHandle: CUmemGenericAllocationHandle, dev: CUdevice) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMulticastBindMem: Result<
-        unsafe extern "C" fn(
-            mcHandle: CUmemGenericAllocationHandle,
-            mcOffset: usize,
-            memHandle: CUmemGenericAllocationHandle,
-            memOffset: usize,
-            size: usize,
-            flags: ::core::ffi::c_ulonglong,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMulticastUnbind: Result<
-        unsafe extern "C" fn(
-            mcHandle: CUmemGenericAllocationHandle,
-            dev: CUdevice,
-            mcOffset: usize,
-            size: usize,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuMulticastGetGranularity: Result<
-        unsafe extern "C" fn(
-            granularity: *mut usize,
-            prop: *const CUmulticastObjectProp,
-            option: CUmulticastGranularity_flags,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
-    pub cuPointerGetAttribute: Result<
-        unsafe extern "C" fn(
-            data: *mut ::core::ffi::c_void,
-            attribute: CUpointer_attribute,
-            ptr: CUdeviceptr,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
     pub cuStreamCreate: Result<
         unsafe extern "C" fn(phStream: *mut CUstream, Flags: ::core::ffi::c_uint) -> CUresult,
         ::libloading::Error,
@@ -681,13 +460,14 @@ pub struct Library {
     >,
     pub cuStreamBeginCapture_v2:
         Result<unsafe extern "C" fn(hStream: CUstream, mode: CUstreamCaptureMode) -> CUresult, ::libloading::Error>,
+    pub cuThreadExchangeStreamCaptureMode:
+        Result<unsafe extern "C" fn(mode: *mut CUstreamCaptureMode) -> CUresult, ::libloading::Error>,
     pub cuStreamEndCapture:
         Result<unsafe extern "C" fn(hStream: CUstream, phGraph: *mut CUgraph) -> CUresult, ::libloading::Error>,
     pub cuStreamIsCapturing: Result<
         unsafe extern "C" fn(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) -> CUresult,
         ::libloading::Error,
     >,
-    pub cuStreamQuery: Result<unsafe extern "C" fn(hStream: CUstream) -> CUresult, ::libloading::Error>,
     pub cuStreamSynchronize: Result<unsafe extern "C" fn(hStream: CUstream) -> CUresult, ::libloading::Error>,
     pub cuStreamDestroy_v2: Result<unsafe extern "C" fn(hStream: CUstream) -> CUresult, ::libloading::Error>,
     pub cuEventCreate: Result<
@@ -698,10 +478,6 @@ pub struct Library {
         Result<unsafe extern "C" fn(hEvent: CUevent, hStream: CUstream) -> CUresult, ::libloading::Error>,
     pub cuEventQuery: Result<unsafe extern "C" fn(hEvent: CUevent) -> CUresult, ::libloading::Error>,
     pub cuEventDestroy_v2: Result<unsafe extern "C" fn(hEvent: CUevent) -> CUresult, ::libloading::Error>,
-    pub cuEventElapsedTime: Result<
-        unsafe extern "C" fn(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) -> CUresult,
-        ::libloading::Error,
-    >,
     pub cuLaunchKernel: Result<
         unsafe extern "C" fn(
             f: CUfunction,
@@ -762,15 +538,6 @@ pub struct Library {
         unsafe extern "C" fn(peerContext: CUcontext, Flags: ::core::ffi::c_uint) -> CUresult,
         ::libloading::Error,
     >,
-    pub cuDeviceGetP2PAttribute: Result<
-        unsafe extern "C" fn(
-            value: *mut ::core::ffi::c_int,
-            attrib: CUdevice_P2PAttribute,
-            srcDevice: CUdevice,
-            dstDevice: CUdevice,
-        ) -> CUresult,
-        ::libloading::Error,
-    >,
 }
 impl Library {
     pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
@@ -796,14 +563,11 @@ impl Library {
         let cuDeviceTotalMem_v2 = unsafe { __library.get(b"cuDeviceTotalMem_v2\0") }.map(|sym| *sym);
         let cuDeviceGetAttribute = unsafe { __library.get(b"cuDeviceGetAttribute\0") }.map(|sym| *sym);
         let cuDevicePrimaryCtxRetain = unsafe { __library.get(b"cuDevicePrimaryCtxRetain\0") }.map(|sym| *sym);
-        let cuDevicePrimaryCtxRelease_v2 = unsafe { __library.get(b"cuDevicePrimaryCtxRelease_v2\0") }.map(|sym| *sym);
         let cuCtxPushCurrent_v2 = unsafe { __library.get(b"cuCtxPushCurrent_v2\0") }.map(|sym| *sym);
         let cuCtxPopCurrent_v2 = unsafe { __library.get(b"cuCtxPopCurrent_v2\0") }.map(|sym| *sym);
-        let cuCtxSynchronize = unsafe { __library.get(b"cuCtxSynchronize\0") }.map(|sym| *sym);
         let cuModuleLoadDataEx = unsafe { __library.get(b"cuModuleLoadDataEx\0") }.map(|sym| *sym);
         let cuModuleUnload = unsafe { __library.get(b"cuModuleUnload\0") }.map(|sym| *sym);
         let cuModuleGetFunction = unsafe { __library.get(b"cuModuleGetFunction\0") }.map(|sym| *sym);
-        let cuMemGetInfo_v2 = unsafe { __library.get(b"cuMemGetInfo_v2\0") }.map(|sym| *sym);
         let cuMemAlloc_v2 = unsafe { __library.get(b"cuMemAlloc_v2\0") }.map(|sym| *sym);
         let cuMemFree_v2 = unsafe { __library.get(b"cuMemFree_v2\0") }.map(|sym| *sym);
         let cuMemFreeHost = unsafe { __library.get(b"cuMemFreeHost\0") }.map(|sym| *sym);
@@ -812,36 +576,19 @@ impl Library {
         let cuDeviceGetPCIBusId = unsafe { __library.get(b"cuDeviceGetPCIBusId\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 = unsafe { __library.get(b"cuMemcpyHtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemcpyDtoHAsync_v2 = unsafe { __library.get(b"cuMemcpyDtoHAsync_v2\0") }.map(|sym| *sym);
-        let cuMemcpyDtoDAsync_v2 = unsafe { __library.get(b"cuMemcpyDtoDAsync_v2\0") }.map(|sym| *sym);
-        let cuMemsetD8Async = unsafe { __library.get(b"cuMemsetD8Async\0") }.map(|sym| *sym);
-        let cuMemAddressReserve = unsafe { __library.get(b"cuMemAddressReserve\0") }.map(|sym| *sym);
-        let cuMemAddressFree = unsafe { __library.get(b"cuMemAddressFree\0") }.map(|sym| *sym);
-        let cuMemCreate = unsafe { __library.get(b"cuMemCreate\0") }.map(|sym| *sym);
-        let cuMemRelease = unsafe { __library.get(b"cuMemRelease\0") }.map(|sym| *sym);
-        let cuMemMap = unsafe { __library.get(b"cuMemMap\0") }.map(|sym| *sym);
-        let cuMemUnmap = unsafe { __library.get(b"cuMemUnmap\0") }.map(|sym| *sym);
-        let cuMemSetAccess = unsafe { __library.get(b"cuMemSetAccess\0") }.map(|sym| *sym);
-        let cuMemGetAllocationGranularity =
-            unsafe { __library.get(b"cuMemGetAllocationGranularity\0") }.map(|sym| *sym);
-        let cuMulticastCreate = unsafe { __library.get(b"cuMulticastCreate\0") }.map(|sym| *sym);
-        let cuMulticastAddDevice = unsafe { __library.get(b"cuMulticastAddDevice\0") }.map(|sym| *sym);
-        let cuMulticastBindMem = unsafe { __library.get(b"cuMulticastBindMem\0") }.map(|sym| *sym);
-        let cuMulticastUnbind = unsafe { __library.get(b"cuMulticastUnbind\0") }.map(|sym| *sym);
-        let cuMulticastGetGranularity = unsafe { __library.get(b"cuMulticastGetGranularity\0") }.map(|sym| *sym);
-        let cuPointerGetAttribute = unsafe { __library.get(b"cuPointerGetAttribute\0") }.map(|sym| *sym);
         let cuStreamCreate = unsafe { __library.get(b"cuStreamCreate\0") }.map(|sym| *sym);
         let cuStreamWaitEvent = unsafe { __library.get(b"cuStreamWaitEvent\0") }.map(|sym| *sym);
         let cuStreamBeginCapture_v2 = unsafe { __library.get(b"cuStreamBeginCapture_v2\0") }.map(|sym| *sym);
+        let cuThreadExchangeStreamCaptureMode =
+            unsafe { __library.get(b"cuThreadExchangeStreamCaptureMode\0") }.map(|sym| *sym);
         let cuStreamEndCapture = unsafe { __library.get(b"cuStreamEndCapture\0") }.map(|sym| *sym);
         let cuStreamIsCapturing = unsafe { __library.get(b"cuStreamIsCapturing\0") }.map(|sym| *sym);
-        let cuStreamQuery = unsafe { __library.get(b"cuStreamQuery\0") }.map(|sym| *sym);
         let cuStreamSynchronize = unsafe { __library.get(b"cuStreamSynchronize\0") }.map(|sym| *sym);
         let cuStreamDestroy_v2 = unsafe { __library.get(b"cuStreamDestroy_v2\0") }.map(|sym| *sym);
         let cuEventCreate = unsafe { __library.get(b"cuEventCreate\0") }.map(|sym| *sym);
         let cuEventRecord = unsafe { __library.get(b"cuEventRecord\0") }.map(|sym| *sym);
         let cuEventQuery = unsafe { __library.get(b"cuEventQuery\0") }.map(|sym| *sym);
         let cuEventDestroy_v2 = unsafe { __library.get(b"cuEventDestroy_v2\0") }.map(|sym| *sym);
-        let cuEventElapsedTime = unsafe { __library.get(b"cuEventElapsedTime\0") }.map(|sym| *sym);
         let cuLaunchKernel = unsafe { __library.get(b"cuLaunchKernel\0") }.map(|sym| *sym);
         let cuLaunchCooperativeKernel = unsafe { __library.get(b"cuLaunchCooperativeKernel\0") }.map(|sym| *sym);
         let cuGraphInstantiateWithFlags = unsafe { __library.get(b"cuGraphInstantiateWithFlags\0") }.map(|sym| *sym);
@@ -852,7 +599,6 @@ impl Library {
             unsafe { __library.get(b"cuOccupancyMaxActiveBlocksPerMultiprocessor\0") }.map(|sym| *sym);
         let cuDeviceCanAccessPeer = unsafe { __library.get(b"cuDeviceCanAccessPeer\0") }.map(|sym| *sym);
         let cuCtxEnablePeerAccess = unsafe { __library.get(b"cuCtxEnablePeerAccess\0") }.map(|sym| *sym);
-        let cuDeviceGetP2PAttribute = unsafe { __library.get(b"cuDeviceGetP2PAttribute\0") }.map(|sym| *sym);
         Ok(Library {
             __library,
             cuGetErrorString,
@@ -865,14 +611,11 @@ impl Library {
             cuDeviceTotalMem_v2,
             cuDeviceGetAttribute,
             cuDevicePrimaryCtxRetain,
-            cuDevicePrimaryCtxRelease_v2,
             cuCtxPushCurrent_v2,
             cuCtxPopCurrent_v2,
-            cuCtxSynchronize,
             cuModuleLoadDataEx,
             cuModuleUnload,
             cuModuleGetFunction,
-            cuMemGetInfo_v2,
             cuMemAlloc_v2,
             cuMemFree_v2,
             cuMemFreeHost,
@@ -881,35 +624,18 @@ impl Library {
             cuDeviceGetPCIBusId,
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
-            cuMemcpyDtoDAsync_v2,
-            cuMemsetD8Async,
-            cuMemAddressReserve,
-            cuMemAddressFree,
-            cuMemCreate,
-            cuMemRelease,
-            cuMemMap,
-            cuMemUnmap,
-            cuMemSetAccess,
-            cuMemGetAllocationGranularity,
-            cuMulticastCreate,
-            cuMulticastAddDevice,
-            cuMulticastBindMem,
-            cuMulticastUnbind,
-            cuMulticastGetGranularity,
-            cuPointerGetAttribute,
             cuStreamCreate,
             cuStreamWaitEvent,
             cuStreamBeginCapture_v2,
+            cuThreadExchangeStreamCaptureMode,
             cuStreamEndCapture,
             cuStreamIsCapturing,
-            cuStreamQuery,
             cuStreamSynchronize,
             cuStreamDestroy_v2,
             cuEventCreate,
             cuEventRecord,
             cuEventQuery,
             cuEventDestroy_v2,
-            cuEventElapsedTime,
             cuLaunchKernel,
             cuLaunchCooperativeKernel,
             cuGraphInstantiateWithFlags,
@@ -919,7 +645,6 @@ impl Library {
             cuOccupancyMaxActiveBlocksPerMultiprocessor,
             cuDeviceCanAccessPeer,
             cuCtxEnablePeerAccess,
-            cuDeviceGetP2PAttribute,
         })
     }
     pub unsafe fn cuGetErrorString(&self, error: CUresult, pStr: *mut *const ::core::ffi::c_char) -> CUresult {
@@ -962,17 +687,11 @@ impl Library {
     pub unsafe fn cuDevicePrimaryCtxRetain(&self, pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
         unsafe { (self.cuDevicePrimaryCtxRetain.as_ref().expect("Expected function, got error."))(pctx, dev) }
     }
-    pub unsafe fn cuDevicePrimaryCtxRelease_v2(&self, dev: CUdevice) -> CUresult {
-        unsafe { (self.cuDevicePrimaryCtxRelease_v2.as_ref().expect("Expected function, got error."))(dev) }
-    }
     pub unsafe fn cuCtxPushCurrent_v2(&self, ctx: CUcontext) -> CUresult {
         unsafe { (self.cuCtxPushCurrent_v2.as_ref().expect("Expected function, got error."))(ctx) }
     }
     pub unsafe fn cuCtxPopCurrent_v2(&self, pctx: *mut CUcontext) -> CUresult {
         unsafe { (self.cuCtxPopCurrent_v2.as_ref().expect("Expected function, got error."))(pctx) }
-    }
-    pub unsafe fn cuCtxSynchronize(&self) -> CUresult {
-        unsafe { (self.cuCtxSynchronize.as_ref().expect("Expected function, got error."))() }
     }
     pub unsafe fn cuModuleLoadDataEx(
         &self,
@@ -1002,9 +721,6 @@ impl Library {
         name: *const ::core::ffi::c_char,
     ) -> CUresult {
         unsafe { (self.cuModuleGetFunction.as_ref().expect("Expected function, got error."))(hfunc, hmod, name) }
-    }
-    pub unsafe fn cuMemGetInfo_v2(&self, free: *mut usize, total: *mut usize) -> CUresult {
-        unsafe { (self.cuMemGetInfo_v2.as_ref().expect("Expected function, got error."))(free, total) }
     }
     pub unsafe fn cuMemAlloc_v2(&self, dptr: *mut CUdeviceptr, bytesize: usize) -> CUresult {
         unsafe { (self.cuMemAlloc_v2.as_ref().expect("Expected function, got error."))(dptr, bytesize) }
@@ -1065,147 +781,6 @@ impl Library {
             )
         }
     }
-    pub unsafe fn cuMemcpyDtoDAsync_v2(
-        &self,
-        dstDevice: CUdeviceptr,
-        srcDevice: CUdeviceptr,
-        ByteCount: usize,
-        hStream: CUstream,
-    ) -> CUresult {
-        unsafe {
-            (self.cuMemcpyDtoDAsync_v2.as_ref().expect("Expected function, got error."))(
-                dstDevice, srcDevice, ByteCount, hStream,
-            )
-        }
-    }
-    pub unsafe fn cuMemsetD8Async(
-        &self,
-        dstDevice: CUdeviceptr,
-        uc: ::core::ffi::c_uchar,
-        N: usize,
-        hStream: CUstream,
-    ) -> CUresult {
-        unsafe { (self.cuMemsetD8Async.as_ref().expect("Expected function, got error."))(dstDevice, uc, N, hStream) }
-    }
-    pub unsafe fn cuMemAddressReserve(
-        &self,
-        ptr: *mut CUdeviceptr,
-        size: usize,
-        alignment: usize,
-        addr: CUdeviceptr,
-        flags: ::core::ffi::c_ulonglong,
-    ) -> CUresult {
-        unsafe {
-            (self.cuMemAddressReserve.as_ref().expect("Expected function, got error."))(
-                ptr, size, alignment, addr, flags,
-            )
-        }
-    }
-    pub unsafe fn cuMemAddressFree(&self, ptr: CUdeviceptr, size: usize) -> CUresult {
-        unsafe { (self.cuMemAddressFree.as_ref().expect("Expected function, got error."))(ptr, size) }
-    }
-    pub unsafe fn cuMemCreate(
-        &self,
-        handle: *mut CUmemGenericAllocationHandle,
-        size: usize,
-        prop: *const CUmemAllocationProp,
-        flags: ::core::ffi::c_ulonglong,
-    ) -> CUresult {
-        unsafe { (self.cuMemCreate.as_ref().expect("Expected function, got error."))(handle, size, prop, flags) }
-    }
-    pub unsafe fn cuMemRelease(&self, handle: CUmemGenericAllocationHandle) -> CUresult {
-        unsafe { (self.cuMemRelease.as_ref().expect("Expected function, got error."))(handle) }
-    }
-    pub unsafe fn cuMemMap(
-        &self,
-        ptr: CUdeviceptr,
-        size: usize,
-        offset: usize,
-        handle: CUmemGenericAllocationHandle,
-        flags: ::core::ffi::c_ulonglong,
-    ) -> CUresult {
-        unsafe { (self.cuMemMap.as_ref().expect("Expected function, got error."))(ptr, size, offset, handle, flags) }
-    }
-    pub unsafe fn cuMemUnmap(&self, ptr: CUdeviceptr, size: usize) -> CUresult {
-        unsafe { (self.cuMemUnmap.as_ref().expect("Expected function, got error."))(ptr, size) }
-    }
-    pub unsafe fn cuMemSetAccess(
-        &self,
-        ptr: CUdeviceptr,
-        size: usize,
-        desc: *const CUmemAccessDesc,
-        count: usize,
-    ) -> CUresult {
-        unsafe { (self.cuMemSetAccess.as_ref().expect("Expected function, got error."))(ptr, size, desc, count) }
-    }
-    pub unsafe fn cuMemGetAllocationGranularity(
-        &self,
-        granularity: *mut usize,
-        prop: *const CUmemAllocationProp,
-        option: CUmemAllocationGranularity_flags,
-    ) -> CUresult {
-        unsafe {
-            (self.cuMemGetAllocationGranularity.as_ref().expect("Expected function, got error."))(
-                granularity,
-                prop,
-                option,
-            )
-        }
-    }
-    pub unsafe fn cuMulticastCreate(
-        &self,
-        mcHandle: *mut CUmemGenericAllocationHandle,
-        prop: *const CUmulticastObjectProp,
-    ) -> CUresult {
-        unsafe { (self.cuMulticastCreate.as_ref().expect("Expected function, got error."))(mcHandle, prop) }
-    }
-    pub unsafe fn cuMulticastAddDevice(&self, mcHandle: CUmemGenericAllocationHandle, dev: CUdevice) -> CUresult {
-        unsafe { (self.cuMulticastAddDevice.as_ref().expect("Expected function, got error."))(mcHandle, dev) }
-    }
-    pub unsafe fn cuMulticastBindMem(
-        &self,
-        mcHandle: CUmemGenericAllocationHandle,
-        mcOffset: usize,
-        memHandle: CUmemGenericAllocationHandle,
-        memOffset: usize,
-        size: usize,
-        flags: ::core::ffi::c_ulonglong,
-    ) -> CUresult {
-        unsafe {
-            (self.cuMulticastBindMem.as_ref().expect("Expected function, got error."))(
-                mcHandle, mcOffset, memHandle, memOffset, size, flags,
-            )
-        }
-    }
-    pub unsafe fn cuMulticastUnbind(
-        &self,
-        mcHandle: CUmemGenericAllocationHandle,
-        dev: CUdevice,
-        mcOffset: usize,
-        size: usize,
-    ) -> CUresult {
-        unsafe {
-            (self.cuMulticastUnbind.as_ref().expect("Expected function, got error."))(mcHandle, dev, mcOffset, size)
-        }
-    }
-    pub unsafe fn cuMulticastGetGranularity(
-        &self,
-        granularity: *mut usize,
-        prop: *const CUmulticastObjectProp,
-        option: CUmulticastGranularity_flags,
-    ) -> CUresult {
-        unsafe {
-            (self.cuMulticastGetGranularity.as_ref().expect("Expected function, got error."))(granularity, prop, option)
-        }
-    }
-    pub unsafe fn cuPointerGetAttribute(
-        &self,
-        data: *mut ::core::ffi::c_void,
-        attribute: CUpointer_attribute,
-        ptr: CUdeviceptr,
-    ) -> CUresult {
-        unsafe { (self.cuPointerGetAttribute.as_ref().expect("Expected function, got error."))(data, attribute, ptr) }
-    }
     pub unsafe fn cuStreamCreate(&self, phStream: *mut CUstream, Flags: ::core::ffi::c_uint) -> CUresult {
         unsafe { (self.cuStreamCreate.as_ref().expect("Expected function, got error."))(phStream, Flags) }
     }
@@ -1215,14 +790,14 @@ impl Library {
     pub unsafe fn cuStreamBeginCapture_v2(&self, hStream: CUstream, mode: CUstreamCaptureMode) -> CUresult {
         unsafe { (self.cuStreamBeginCapture_v2.as_ref().expect("Expected function, got error."))(hStream, mode) }
     }
+    pub unsafe fn cuThreadExchangeStreamCaptureMode(&self, mode: *mut CUstreamCaptureMode) -> CUresult {
+        unsafe { (self.cuThreadExchangeStreamCaptureMode.as_ref().expect("Expected function, got error."))(mode) }
+    }
     pub unsafe fn cuStreamEndCapture(&self, hStream: CUstream, phGraph: *mut CUgraph) -> CUresult {
         unsafe { (self.cuStreamEndCapture.as_ref().expect("Expected function, got error."))(hStream, phGraph) }
     }
     pub unsafe fn cuStreamIsCapturing(&self, hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) -> CUresult {
         unsafe { (self.cuStreamIsCapturing.as_ref().expect("Expected function, got error."))(hStream, captureStatus) }
-    }
-    pub unsafe fn cuStreamQuery(&self, hStream: CUstream) -> CUresult {
-        unsafe { (self.cuStreamQuery.as_ref().expect("Expected function, got error."))(hStream) }
     }
     pub unsafe fn cuStreamSynchronize(&self, hStream: CUstream) -> CUresult {
         unsafe { (self.cuStreamSynchronize.as_ref().expect("Expected function, got error."))(hStream) }
@@ -1241,11 +816,6 @@ impl Library {
     }
     pub unsafe fn cuEventDestroy_v2(&self, hEvent: CUevent) -> CUresult {
         unsafe { (self.cuEventDestroy_v2.as_ref().expect("Expected function, got error."))(hEvent) }
-    }
-    pub unsafe fn cuEventElapsedTime(&self, pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) -> CUresult {
-        unsafe {
-            (self.cuEventElapsedTime.as_ref().expect("Expected function, got error."))(pMilliseconds, hStart, hEnd)
-        }
     }
     pub unsafe fn cuLaunchKernel(
         &self,
@@ -1356,18 +926,5 @@ impl Library {
     }
     pub unsafe fn cuCtxEnablePeerAccess(&self, peerContext: CUcontext, Flags: ::core::ffi::c_uint) -> CUresult {
         unsafe { (self.cuCtxEnablePeerAccess.as_ref().expect("Expected function, got error."))(peerContext, Flags) }
-    }
-    pub unsafe fn cuDeviceGetP2PAttribute(
-        &self,
-        value: *mut ::core::ffi::c_int,
-        attrib: CUdevice_P2PAttribute,
-        srcDevice: CUdevice,
-        dstDevice: CUdevice,
-    ) -> CUresult {
-        unsafe {
-            (self.cuDeviceGetP2PAttribute.as_ref().expect("Expected function, got error."))(
-                value, attrib, srcDevice, dstDevice,
-            )
-        }
     }
 }
