@@ -16,6 +16,10 @@ use crate::types::{Lanes, Type, WARP_THREADS, mask_of, sign_extend};
 /// Choices among fragments after which another than the earliest gets a turn.
 const TURNS_MAX: u32 = 128;
 
+/// How many times as long a sleep takes here: instructions take some hundred times as long as on a device, and a block that
+/// polls in between should leave as much of the time to the others.
+const SLOWNESS: u32 = 500;
+
 /// The longest that a `nanosleep` really sleeps.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
 
@@ -441,7 +445,7 @@ impl Warp {
                 }
                 Op::Sleep { a } => {
                     let nanoseconds = read!(*a)[mask.trailing_zeros() as usize] & 0xffff_ffff;
-                    self.wake = Some(Instant::now() + Duration::from_nanos(nanoseconds).min(SLEEP_MAX));
+                    self.wake = Some(Instant::now() + (Duration::from_nanos(nanoseconds) * SLOWNESS).min(SLEEP_MAX));
                     self.fragments[chosen].position = position + 1;
                     return Ok(true);
                 }
