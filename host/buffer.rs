@@ -40,6 +40,19 @@ pub enum Memory {
         /// Whether the peers reach it too, so that they may read and write it in place.
         exposed: bool,
     },
+    /// In memory of a CUDA context, as another library makes it. A rank reaches it if the context is the one in which it runs: the
+    /// primary one of its device. Its peers do not.
+    CudaContext {
+        /// The device, as the driver counts.
+        device: usize,
+        /// The `CUcontext`, as a number; 0 where the memory belongs to none of the device's contexts, as that of a pool does.
+        context: usize,
+    },
+    /// Nobody knows: the CUDA driver, asked about the memory, gave an error. No call takes it.
+    Unknown {
+        /// The driver's error code.
+        code: u32,
+    },
 }
 
 /// Memory that can be written as elements.

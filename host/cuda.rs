@@ -11,7 +11,10 @@
 //!
 //! Where all peers reach a buffer (memory from [`Communicator::alloc`]), plans read and write it in place.
 //!
-//! Only the driver is needed, when a device is opened; nothing here is linked against CUDA.
+//! Memory and streams that the crates `cust` and `cudarc` made are taken too, with the features of these names; see the modules.
+//!
+//! Only the driver is needed, when a device is opened; nothing here is linked against CUDA (but by the feature
+//! `cust`).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -29,7 +32,16 @@ use crate::plan::MAX_RANK_COUNT;
 
 pub use crate::device::cuda::{Device, Driver, Graph, Path, Paths, Stream};
 
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
+#[cfg(feature = "cust")]
+pub mod cust;
+#[cfg(any(feature = "cudarc", feature = "cust"))]
+mod lent;
 mod trial;
+
+#[cfg(any(feature = "cudarc", feature = "cust"))]
+pub use lent::LentStream;
 
 /// Communicators whose ranks run on these devices, one rank for each entry; a device may stand there several times.
 ///

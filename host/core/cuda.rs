@@ -322,7 +322,8 @@ impl CudaRank {
 
     /// Whether the buffers lie where this rank's device and its peers reach them in place.
     fn check_memory(&self, request: &Request, stream: Option<&Stream>) -> Result<bool> {
-        let own = self.ranks.gpu(self.rank).device.ordinal();
+        let device = &self.ranks.gpu(self.rank).device;
+        let (own, primary) = (device.ordinal(), device.context().addr());
         let call = request.collective.name();
         let argument = |what, expected: String, came: String| Error::Argument { call, what, expected, came };
         let mut all_exposed = true;
@@ -337,11 +338,21 @@ impl CudaRank {
                     return Err(argument(what, expected, "memory of the host".to_owned()));
                 }
                 Memory::Host => {}
-                Memory::Cuda { device, .. } if device != own => {
+                Memory::Cuda { device, .. } | Memory::CudaContext { device, .. } if device != own => {
                     let expected = format!("memory of device {own}, which runs rank {}", self.rank);
                     return Err(argument(what, expected, format!("memory of device {device}")));
                 }
                 Memory::Cuda { exposed, .. } => all_exposed &= exposed,
+                Memory::CudaContext { context, .. } if context != 0 && context != primary => {
+                    let expected =
+                        format!("memory of the primary context of device {own}, which runs rank {}", self.rank);
+                    return Err(argument(what, expected, "memory of another context of that device".to_owned()));
+                }
+                Memory::CudaContext { .. } => all_exposed = false,
+                Memory::Unknown { code } => {
+                    let expected = format!("memory of device {own}, which runs rank {}", self.rank);
+                    return Err(argument(what, expected, format!("memory about which the driver gave error {code}")));
+                }
             }
         }
         if let Some(stream) = stream

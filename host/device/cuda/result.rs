@@ -232,7 +232,8 @@ impl Functions {
         Ok(Version { major: version as u32 / 1000, minor: version as u32 % 1000 / 10 })
     }
 
-    fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), Failure> {
+    /// The error that a code stands for, unless it says that all is well.
+    pub(crate) fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), Failure> {
         if code == sys::CUDA_SUCCESS {
             return Ok(());
         }

@@ -144,6 +144,11 @@ impl Device {
         &self.0.driver.0
     }
 
+    /// Its primary context, in which ranks run.
+    pub(crate) fn context(&self) -> sys::CUcontext {
+        self.0.context
+    }
+
     /// Calls the driver with the device's context current.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&Functions) -> Result<T, Failure>) -> Result<T, Failure> {
         let functions = self.functions();
