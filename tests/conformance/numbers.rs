@@ -41,7 +41,7 @@ fn each_reducing_case(
     counts: &[usize],
     f: impl Fn(&[Communicator], &Case),
 ) {
-    for rank_count in rank_counts {
+    for rank_count in some_of(rank_counts, 2) {
         for collective in reducing(rank_count) {
             each_algorithm(make, rank_count, collective, |algorithm, communicators| {
                 let of_count = |count: usize| floats().map(move |(dtype, reduction)| (dtype, reduction, count));
