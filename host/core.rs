@@ -17,9 +17,9 @@ use tutti_kernels::layout::Fingerprint;
 
 use crate::board::Board;
 use crate::buffer::Memory;
-use crate::device::cuda::{Device, Stream};
 use crate::device::cuda::paths::Paths;
 use crate::device::cuda::ranks::{CudaTransport, Ranks};
+use crate::device::cuda::{Device, Stream};
 use crate::dtype::{DType, Reduction};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fingerprint::{CallWords, Purpose};
@@ -340,12 +340,7 @@ impl Core {
     }
 
     /// Queues a call on a stream of the caller's.
-    pub(crate) fn enqueue(
-        &mut self,
-        request: &Request,
-        overrides: &Overrides,
-        stream: &Stream,
-    ) -> Result<Arc<Flight>> {
+    pub(crate) fn enqueue(&mut self, request: &Request, overrides: &Overrides, stream: &Stream) -> Result<Arc<Flight>> {
         let queued = match self {
             Core::Cuda(rank) => rank.enqueue(request, overrides, stream),
             Core::Cpu(_) => Err(Error::Argument {

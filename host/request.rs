@@ -41,7 +41,12 @@ impl In {
 impl Out {
     pub(crate) fn of<B: BufferMut + ?Sized>(buffer: &mut B) -> Out {
         let count = buffer.len();
-        Out { address: buffer.as_mut_ptr().cast(), count, dtype: <B::Element as Element>::DTYPE, memory: buffer.memory() }
+        Out {
+            address: buffer.as_mut_ptr().cast(),
+            count,
+            dtype: <B::Element as Element>::DTYPE,
+            memory: buffer.memory(),
+        }
     }
 
     fn as_in(self) -> In {

@@ -179,7 +179,11 @@ fn memory_that_peers_reach_is_used_in_place_and_other_memory_is_not() {
             let before = rank.memory();
             rank.all_reduce_in_place(&mut exposed, Reduction::Sum).expect("the call is right");
             let between = rank.memory();
-            rank.on(stream).all_reduce_in_place(&mut own, Reduction::Sum).expect("it is queued").wait().expect("so is this");
+            rank.on(stream)
+                .all_reduce_in_place(&mut own, Reduction::Sum)
+                .expect("it is queued")
+                .wait()
+                .expect("so is this");
             if round == 0 {
                 assert_eq!((before.plans, between.plans, rank.memory().plans), (0, 1, 2), "two ways, so two plans");
             }
@@ -211,11 +215,16 @@ fn buffers_and_streams_of_the_wrong_place_are_mistakes_that_break_nothing() {
     let text = ranks[0].all_reduce_in_place(&mut other, Reduction::Sum).expect_err("another device's").to_string();
     assert_eq!(text, "all_reduce: input: expected memory of device 0, which runs rank 0, came memory of device 1");
     let mut own = ranks[0].alloc::<f32>(10).expect("there is room");
-    let text = ranks[0].on(&streams[1]).all_reduce_in_place(&mut own, Reduction::Sum).expect_err("likewise").to_string();
+    let text =
+        ranks[0].on(&streams[1]).all_reduce_in_place(&mut own, Reduction::Sum).expect_err("likewise").to_string();
     assert_eq!(text, "all_reduce: stream: expected a stream of device 0, which runs rank 0, came a stream of device 1");
     let mut host = [1.0_f32; 10];
-    let text = ranks[0].on(&streams[0]).all_reduce_in_place(&mut host, Reduction::Sum).expect_err("the host's").to_string();
-    assert_eq!(text, "all_reduce: input: expected memory of device 0, where a call is queued on a stream, came memory of the host");
+    let text =
+        ranks[0].on(&streams[0]).all_reduce_in_place(&mut host, Reduction::Sum).expect_err("the host's").to_string();
+    assert_eq!(
+        text,
+        "all_reduce: input: expected memory of device 0, where a call is queued on a stream, came memory of the host"
+    );
     let cpu = tutti::local(1).expect("one rank");
     let text = cpu[0].all_reduce_in_place(&mut own, Reduction::Sum).expect_err("a device's").to_string();
     assert!(text.contains("a CPU runs these ranks"), "{text}");
@@ -247,9 +256,19 @@ fn elements<T: Copy>(rank: usize, count: usize, is_float: bool) -> Vec<T> {
             if is_float {
                 // The top bits of the exponent apart, so that sums neither overflow nor are NaN.
                 let width = 8 * size_of::<T>();
-                let mantissa = match width { 8 => 3, 16 => 7, 32 => 23, _ => 52 };
+                let mantissa = match width {
+                    8 => 3,
+                    16 => 7,
+                    32 => 23,
+                    _ => 52,
+                };
                 let sign = bits >> 40 & 1;
-                let exponent = match width { 8 => 5 + (bits >> 32) % 4, 16 => 13 + (bits >> 32) % 4, 32 => 120 + (bits >> 32) % 12, _ => 1015 + (bits >> 32) % 12 };
+                let exponent = match width {
+                    8 => 5 + (bits >> 32) % 4,
+                    16 => 13 + (bits >> 32) % 4,
+                    32 => 120 + (bits >> 32) % 12,
+                    _ => 1015 + (bits >> 32) % 12,
+                };
                 bits = sign << (width - 1) | exponent << mantissa | bits & ((1 << mantissa) - 1);
             }
             // SAFETY: an element is so many bytes of integers or a float, for which any bits will do; the machine is little-endian.

@@ -111,7 +111,8 @@ fn a_launch_that_the_driver_refuses_is_the_same_error_on_every_rank() {
         let software = Software::new(TWO);
         let ranks = cuda::local(&software.devices(2)).expect("the ranks are made");
         sum(&ranks, 1000).into_iter().for_each(|result| result.expect("the call is right"));
-        software.inject(&format!("[[launch_error]]\ndevice = 1\nlaunch = 2\ncode = 719\nasynchronous = {asynchronous}\n"));
+        software
+            .inject(&format!("[[launch_error]]\ndevice = 1\nlaunch = 2\ncode = 719\nasynchronous = {asynchronous}\n"));
         sum(&ranks, 1000).into_iter().for_each(|result| result.expect("the first launch is right"));
         let begun = Instant::now();
         let text = machine_error(sum(&ranks, 1000), begun);
@@ -143,7 +144,12 @@ fn pinned_memory_that_is_not_there_is_an_error() {
     software.inject("[[allocation_failure]]\nhost = true\nallocation = 1\n");
     let error = cuda::local(&devices).expect_err("there is none");
     assert_eq!(error.kind(), ErrorKind::Machine);
-    assert!(error.to_string().contains("making a communicator on CUDA devices: cuMemHostAlloc gave CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("making a communicator on CUDA devices: cuMemHostAlloc gave CUDA_ERROR_OUT_OF_MEMORY"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -214,7 +220,10 @@ fn a_driver_that_is_missing_or_too_old_is_an_error_that_says_what_to_do() {
     let error = cuda::Driver::open_at("/there/is/no/libcuda.so.1").expect_err("there is none");
     assert_eq!(error.kind(), ErrorKind::Machine);
     let text = error.to_string();
-    assert!(text.starts_with("no CUDA driver: /there/is/no/libcuda.so.1: ") && text.contains("TUTTI_LIBCUDA"), "{text}");
+    assert!(
+        text.starts_with("no CUDA driver: /there/is/no/libcuda.so.1: ") && text.contains("TUTTI_LIBCUDA"),
+        "{text}"
+    );
 
     let software = Software::new("devices = 1\ndriver_version = 10020\n");
     let ranks = cuda::local(&[software.device(0)]).expect("the ranks are made");

@@ -207,8 +207,7 @@ impl CpuRank {
             return Ok(prepared);
         }
         let element_bytes = request.element_bytes();
-        let algorithm =
-            {
+        let algorithm = {
             let windows = self.world.transport.guarantees().windows;
             self.world.algorithm(request.collective, request.count, element_bytes, windows, &self.options, overrides)
         };

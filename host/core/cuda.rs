@@ -159,12 +159,7 @@ impl CudaRank {
     }
 
     /// Queues a call on a stream of the caller's, on the same device; its buffers are the device's.
-    pub(crate) fn enqueue(
-        &mut self,
-        request: &Request,
-        overrides: &Overrides,
-        stream: &Stream,
-    ) -> Result<Arc<Flight>> {
+    pub(crate) fn enqueue(&mut self, request: &Request, overrides: &Overrides, stream: &Stream) -> Result<Arc<Flight>> {
         let placed = Placed {
             input: request.input.expose_provenance() as u64,
             output: request.output.expose_provenance() as u64,
@@ -192,7 +187,9 @@ impl CudaRank {
         let algorithm = self.algorithm(request, element_bytes, overrides, exposed)?;
         let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
         let is_capturing = match stream {
-            Some(stream) => stream.is_capturing().map_err(|failure| failure.during("asking a stream whether it captures"))?,
+            Some(stream) => {
+                stream.is_capturing().map_err(|failure| failure.during("asking a stream whether it captures"))?
+            }
             None => false,
         };
         let memory = &self.ranks.ranks[self.rank];
@@ -295,7 +292,9 @@ impl CudaRank {
             }
             Ok(())
         };
-        launch().map_err(|failure| failure.during(format_args!("launching {} of rank {}", request.collective.name(), self.rank)))?;
+        launch().map_err(|failure| {
+            failure.during(format_args!("launching {} of rank {}", request.collective.name(), self.rank))
+        })?;
         if is_capturing {
             self.captured.push(Arc::clone(&bound));
         } else {
@@ -504,10 +503,7 @@ impl CudaRank {
         }
         // Where the two overlap, as in calls in place, they do so there too.
         let (input, output) = (request.input.addr(), request.output.addr());
-        let overlap = stages_input
-            && stages_output
-            && input < output + output_bytes
-            && output < input + input_bytes;
+        let overlap = stages_input && stages_output && input < output + output_bytes && output < input + input_bytes;
         let off = |address: usize| address % STAGE_ALIGNMENT;
         let (input_at, output_at, bytes) = if overlap {
             let start = input.min(output);
@@ -521,7 +517,11 @@ impl CudaRank {
         let traces_at = bytes.next_multiple_of(STAGE_ALIGNMENT);
         // As much as any rank needs, so that all ranks have theirs before any of them launches.
         let stage_bytes = self.stage_bytes(request)
-            + if trace_bytes > 0 { bound.ranks.iter().map(|rank| times_of(&rank.step_counts)).max().unwrap_or(0) } else { 0 };
+            + if trace_bytes > 0 {
+                bound.ranks.iter().map(|rank| times_of(&rank.step_counts)).max().unwrap_or(0)
+            } else {
+                0
+            };
         debug_assert!(traces_at + trace_bytes <= stage_bytes);
         let stage = self.ranks.stages(self.rank, stage_bytes).map_err(|failure| {
             failure.during(format_args!("finding memory to stage {bytes} bytes of rank {}", self.rank))
@@ -539,8 +539,7 @@ impl CudaRank {
                     stage.add(output_at).copy_from_nonoverlapping(request.output, output_bytes);
                 }
                 placed.output = stage.add(output_at).expose_provenance() as u64;
-                placed.result =
-                    Some(CopyBack { from: stage.add(output_at), to: request.output, bytes: output_bytes });
+                placed.result = Some(CopyBack { from: stage.add(output_at), to: request.output, bytes: output_bytes });
             }
             if trace_bytes > 0 {
                 // First the headers, then the entries.

@@ -109,7 +109,9 @@ fn trial(one: &Device, other: &Device, path: Path) -> Result<Result<(), String>>
         match run_all(&mut [&mut *first, &mut *second], &calls, &overrides) {
             Ok(()) => {}
             // What the machine lacks or refuses is no fault of the path, but for what kernels ran into on it.
-            Err(error @ (Error::NoKernel { .. } | Error::NoDriver { .. } | Error::OutOfMemory { .. })) => return Err(error),
+            Err(error @ (Error::NoKernel { .. } | Error::NoDriver { .. } | Error::OutOfMemory { .. })) => {
+                return Err(error);
+            }
             Err(error) => return Ok(Err(error.to_string())),
         }
         for (rank, output) in outputs.iter().enumerate() {

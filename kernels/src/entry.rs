@@ -10,9 +10,9 @@ use core::marker::PhantomData;
 use crate::element::{Element, U8, U32};
 use crate::flagged;
 use crate::interpreter::{Kernel, Progress, State, StepOperands, advance};
+use crate::launch::{Block, IssueWords, begin};
 #[cfg(target_feature = "sm_90")]
 use crate::layout::step_flag;
-use crate::launch::{Block, IssueWords, begin};
 use crate::layout::{Call, launch_status};
 #[cfg(target_feature = "sm_90")]
 use crate::multicast::through_switch;

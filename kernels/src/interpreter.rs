@@ -13,8 +13,8 @@ use core::ptr;
 #[cfg(target_arch = "nvptx64")]
 use crate::flagged;
 use crate::layout::{
-    Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step,
-    operand_flag, operand_kind, step_flag,
+    Call, Loop, NO_PROGRAM, Operand, Program, ReceiveEnd, SLOT_HEADER_BYTES, SendEnd, SlotHeader, Step, operand_flag,
+    operand_kind, step_flag,
 };
 use crate::reduce_copy::Operands;
 use crate::target::{

@@ -46,7 +46,8 @@ pub(crate) struct IssueWords(pub(crate) [u64; ISSUE_WORDS]);
 /// The words are an [`Issue`] whose launch, and all that it points at, is valid until the kernel ends, as the host lays it out.
 #[inline(always)]
 pub(crate) unsafe fn begin<'a>(issue: IssueWords) -> Option<Block<'a>> {
-    let IssueWords([launch, input, output, _, kind, count, plan, fingerprint_scale, scale, finish, ticket, flags]) = issue;
+    let IssueWords([launch, input, output, _, kind, count, plan, fingerprint_scale, scale, finish, ticket, flags]) =
+        issue;
     // SAFETY: passed on from the caller. The launch is only read; the state, which other blocks may write, is not borrowed.
     unsafe {
         let launch = &*core::ptr::with_exposed_provenance::<Launch>(launch as usize);

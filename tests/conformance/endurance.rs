@@ -195,7 +195,9 @@ pub(crate) fn many_more_ranks_than_processors_make_progress(make: Make) {
                     }
                 }
             }
-            on_threads(communicators, |communicator| (0..times(50, 3)).try_for_each(|_| communicator.barrier()).unwrap());
+            on_threads(communicators, |communicator| {
+                (0..times(50, 3)).try_for_each(|_| communicator.barrier()).unwrap()
+            });
         }
     });
 }

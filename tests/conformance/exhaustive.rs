@@ -53,10 +53,15 @@ fn every_small_call(make: Make, wanted: impl Fn(Collective) -> bool) {
                 }
                 if !crate::IS_QUICK {
                     let few = if collective.root().is_some() { 1 } else { 4 };
-                    cases = pairs.by_ref().take(few).zip(calls..).map(|((dtype, reduction), nth)| {
-                        let counts: Vec<usize> = boundary_counts(rank_count, dtype.bytes()).into_iter().collect();
-                        (dtype, reduction, counts[nth * 7 % counts.len()])
-                    }).collect();
+                    cases = pairs
+                        .by_ref()
+                        .take(few)
+                        .zip(calls..)
+                        .map(|((dtype, reduction), nth)| {
+                            let counts: Vec<usize> = boundary_counts(rank_count, dtype.bytes()).into_iter().collect();
+                            (dtype, reduction, counts[nth * 7 % counts.len()])
+                        })
+                        .collect();
                 }
                 {
                     for (dtype, reduction, count) in cases {

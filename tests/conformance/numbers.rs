@@ -216,10 +216,8 @@ pub(crate) fn all_values_of_8_and_16_bits_meet_as_they_should(make: Make) {
                 dtype.reductions().flat_map(move |reduction| (0..rounds).map(move |round| (*dtype, reduction, round)))
             });
             for (dtype, reduction, round) in some_of(cases, 2) {
-                let case = Case {
-                    algorithm: Some(algorithm),
-                    ..Case::new(Collective::AllReduce, dtype, reduction, 1 << 16)
-                };
+                let case =
+                    Case { algorithm: Some(algorithm), ..Case::new(Collective::AllReduce, dtype, reduction, 1 << 16) };
                 check(communicators, &case, round);
             }
         });

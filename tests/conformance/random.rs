@@ -49,14 +49,21 @@ pub(crate) fn any_call_is_right(make: Make) {
     within(LATER, move || {
         let strategy =
             (1..=12_usize).prop_flat_map(|rank_count| (Just(rank_count), any_options(), any_case(rank_count)));
-        for_any(crate::SUITE, "any_call_is_right", &(), times(600, 30) as u32, &strategy, |(rank_count, mut options, case)| {
-            // A group has no settings of its own, so there the communicator is told the algorithm.
-            let communicators = make(rank_count, options.clone()).map_err(|error| error.to_string())?;
-            try_call(&communicators, &case, Drive::Threads)?;
-            options.algorithm = case.algorithm;
-            let communicators = make(rank_count, options).map_err(|error| error.to_string())?;
-            try_call(&communicators, &case, Drive::Group)
-        });
+        for_any(
+            crate::SUITE,
+            "any_call_is_right",
+            &(),
+            times(600, 30) as u32,
+            &strategy,
+            |(rank_count, mut options, case)| {
+                // A group has no settings of its own, so there the communicator is told the algorithm.
+                let communicators = make(rank_count, options.clone()).map_err(|error| error.to_string())?;
+                try_call(&communicators, &case, Drive::Threads)?;
+                options.algorithm = case.algorithm;
+                let communicators = make(rank_count, options).map_err(|error| error.to_string())?;
+                try_call(&communicators, &case, Drive::Group)
+            },
+        );
     });
 }
 
@@ -66,16 +73,23 @@ pub(crate) fn any_row_of_calls_is_right(make: Make) {
             let calls = vec((any_case(rank_count), any::<bool>()), 1..12);
             (Just(rank_count), any_options(), calls)
         });
-        for_any(crate::SUITE, "any_row_of_calls_is_right", &(), times(60, 6) as u32, &strategy, |(rank_count, options, calls)| {
-            let communicators = make(rank_count, options).map_err(|error| error.to_string())?;
-            for (case, threads) in &calls {
-                if *threads {
-                    try_call(&communicators, case, Drive::Threads)?;
-                } else {
-                    try_call(&communicators, &Case { algorithm: None, ..*case }, Drive::Group)?;
+        for_any(
+            crate::SUITE,
+            "any_row_of_calls_is_right",
+            &(),
+            times(60, 6) as u32,
+            &strategy,
+            |(rank_count, options, calls)| {
+                let communicators = make(rank_count, options).map_err(|error| error.to_string())?;
+                for (case, threads) in &calls {
+                    if *threads {
+                        try_call(&communicators, case, Drive::Threads)?;
+                    } else {
+                        try_call(&communicators, &Case { algorithm: None, ..*case }, Drive::Group)?;
+                    }
                 }
-            }
-            Ok(())
-        });
+                Ok(())
+            },
+        );
     });
 }

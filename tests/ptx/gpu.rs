@@ -10,7 +10,8 @@ use tutti::ptx::{self, Image};
 use tutti::{DType, Reduction};
 use tutti_codegen::{DTYPES, Entry, REDUCTIONS, Slots};
 use tutti_kernels::layout::{
-    BlockView, Fingerprint, ISSUE_WORDS, LINE_BYTES, NO_PROGRAM, RankState, Report, SLOT_HEADER_BYTES, slot_format, step_flag,
+    BlockView, Fingerprint, ISSUE_WORDS, LINE_BYTES, NO_PROGRAM, RankState, Report, SLOT_HEADER_BYTES, slot_format,
+    step_flag,
 };
 
 /// An image, parsed once for all tests.

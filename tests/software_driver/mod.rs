@@ -69,7 +69,9 @@ impl Software {
     pub(crate) fn faults(&self) -> String {
         // SAFETY: the function has this type.
         let faults = unsafe {
-            self.library.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(b"softgpu_faults\0").expect("it is there")
+            self.library
+                .get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(b"softgpu_faults\0")
+                .expect("it is there")
         };
         let mut text = vec![0_u8; 1 << 16];
         // SAFETY: the buffer is as long as it says.

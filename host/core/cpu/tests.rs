@@ -34,7 +34,8 @@ fn a_rank_that_comes_and_then_stops_is_named_on_every_rank() {
     ] {
         let world = World::in_process(4, &Options::default()).unwrap();
         let options = Options { progress_timeout, ..Options::default() };
-        let mut cores: Vec<Core> = (0..4).map(|rank| Core::new(Arc::clone(&world), rank, options.clone()).unwrap()).collect();
+        let mut cores: Vec<Core> =
+            (0..4).map(|rank| Core::new(Arc::clone(&world), rank, options.clone()).unwrap()).collect();
         let mut buffers = vec![vec![1.0_f32; 100]; 4];
         for (core, buffer) in cores.iter_mut().zip(&mut buffers) {
             start(core, buffer, collective, algorithm);
@@ -85,7 +86,8 @@ fn a_rank_that_comes_and_then_stops_is_named_on_every_rank() {
 fn ranks_that_make_progress_are_never_late_however_slowly_they_do() {
     let options = Options { progress_timeout: Duration::from_millis(40), ..Options::default() };
     let world = World::in_process(2, &Options::default().slot_bytes(64).slots(2)).unwrap();
-    let mut cores: Vec<Core> = (0..2).map(|rank| Core::new(Arc::clone(&world), rank, options.clone()).unwrap()).collect();
+    let mut cores: Vec<Core> =
+        (0..2).map(|rank| Core::new(Arc::clone(&world), rank, options.clone()).unwrap()).collect();
     let mut buffers = vec![vec![1.0_f32; 800]; 2];
     for (core, buffer) in cores.iter_mut().zip(&mut buffers) {
         start(core, buffer, Collective::AllReduce, Algorithm::Ring);

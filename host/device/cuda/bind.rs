@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use tutti_kernels::layout::{
-    self, BlockView, Call, Completed, Fingerprint, Launch, Program, buffer, slot_format,
-};
+use tutti_kernels::layout::{self, BlockView, Call, Completed, Fingerprint, Launch, Program, buffer, slot_format};
 
 use super::heap::ALIGNMENT;
 use super::ranks::{CudaTransport, Gpu, Ranks, address};

@@ -14,3 +14,4 @@ bindgen "$header" --output sys.rs --rust-target 1.89 --rust-edition 2024 --dynam
     --raw-line '//! The CUDA driver API as C declares it. Written by bind.sh; do not edit.' \
     --raw-line '' \
     --raw-line '#![allow(clippy::all, clippy::undocumented_unsafe_blocks, dead_code, missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]'
+rustfmt --edition 2024 --config-path ../../../rustfmt.toml sys.rs

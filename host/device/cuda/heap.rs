@@ -99,9 +99,11 @@ mod tests {
                     })
                     .expect("there is memory");
                 assert!(address.is_multiple_of(ALIGNMENT as u64));
-                assert!(pieces.iter().all(|(other, size)| {
-                    address + bytes as u64 <= *other || other + *size as u64 <= address
-                }));
+                assert!(
+                    pieces
+                        .iter()
+                        .all(|(other, size)| { address + bytes as u64 <= *other || other + *size as u64 <= address })
+                );
                 pieces.push((address, bytes));
             }
             if round == 0 {

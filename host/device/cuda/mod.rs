@@ -15,7 +15,7 @@ mod result;
 mod safe;
 mod sys;
 
-pub(crate) use result::Failure;
-pub(crate) use safe::{DeviceMemory, Event, Grid};
 pub use paths::{Path, Paths};
+pub(crate) use result::Failure;
 pub use safe::{Device, Driver, Graph, Stream};
+pub(crate) use safe::{DeviceMemory, Event, Grid};

@@ -121,9 +121,7 @@ impl Gpu {
         let device = self.device.ordinal();
         let cuda = self.device.driver().version()?;
         let (image, entry) = match key {
-            (dtype, Some(reduction)) => {
-                ptx::entry_for(Slots::Simple, dtype, reduction, self.compute_capability, cuda)
-            }
+            (dtype, Some(reduction)) => ptx::entry_for(Slots::Simple, dtype, reduction, self.compute_capability, cuda),
             (_, None) => ptx::copy_entry(Slots::Simple, self.compute_capability, cuda),
         }
         .map_err(|reason| Error::NoKernel { device, reason })?;
@@ -259,7 +257,9 @@ impl Ranks {
                 .collect::<Result<Vec<u64>, Failure>>()?;
             let rank = |(rank, place): (usize, &usize)| {
                 let gpu = &gpus[*place];
-                let table = |bytes| gpu.take(ENDS_AT_FIRST * bytes).map(|address| Table { address, capacity: ENDS_AT_FIRST, filled: 0 });
+                let table = |bytes| {
+                    gpu.take(ENDS_AT_FIRST * bytes).map(|address| Table { address, capacity: ENDS_AT_FIRST, filled: 0 })
+                };
                 let (sends, receives) = (table(size_of::<SendEnd>())?, table(size_of::<ReceiveEnd>())?);
                 let state = RankState {
                     last: Fingerprint::default(),
@@ -289,7 +289,8 @@ impl Ranks {
             let ranks = places.iter().enumerate().map(rank).collect::<Result<Vec<RankMemory>, Failure>>()?;
             Ok((shared, ranks))
         };
-        let (shared, ranks) = make().map_err(|failure: Failure| failure.during("making a communicator on CUDA devices"))?;
+        let (shared, ranks) =
+            make().map_err(|failure: Failure| failure.during("making a communicator on CUDA devices"))?;
         Ok(Ranks {
             gpus,
             places,
@@ -385,7 +386,11 @@ impl Ranks {
     }
 
     /// The plan of `key`, laid out for every rank.
-    pub(crate) fn bound(self: &Arc<Ranks>, key: PlanKey, plan: impl FnOnce() -> Result<Arc<SharedPlan>>) -> Result<Arc<Bound>> {
+    pub(crate) fn bound(
+        self: &Arc<Ranks>,
+        key: PlanKey,
+        plan: impl FnOnce() -> Result<Arc<SharedPlan>>,
+    ) -> Result<Arc<Bound>> {
         let place = Arc::clone(lock(&self.bound).entry(key).or_default());
         if let Some(bound) = &*lock(&place) {
             return Ok(Arc::clone(bound));

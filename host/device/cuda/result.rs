@@ -199,7 +199,12 @@ impl Functions {
         })?;
         // SAFETY: the functions have the types that the driver's header gives them.
         let library = unsafe { sys::Library::from_library(library) }.map_err(|error| no_driver(error.to_string()))?;
-        let functions = std::mem::ManuallyDrop::new(Functions { library, path: path.clone(), retained: Mutex::default(), tried: Mutex::default() });
+        let functions = std::mem::ManuallyDrop::new(Functions {
+            library,
+            path: path.clone(),
+            retained: Mutex::default(),
+            tried: Mutex::default(),
+        });
         if let Some(name) = functions.missing() {
             return Err(no_driver(format!("it has no function {name}; install a newer driver")));
         }

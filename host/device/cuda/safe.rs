@@ -48,8 +48,7 @@ impl Driver {
     pub fn device_count(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: the driver writes one number.
-        unsafe { self.0.cuDeviceGetCount(&raw mut count) }
-            .map_err(|failure| failure.during("counting the devices"))?;
+        unsafe { self.0.cuDeviceGetCount(&raw mut count) }.map_err(|failure| failure.during("counting the devices"))?;
         Ok(count as usize)
     }
 
@@ -73,13 +72,7 @@ impl Driver {
         }
         let open = || {
             let (handle, context) = self.0.retained(ordinal)?;
-            Ok(Device(Arc::new(Context {
-                driver: self.clone(),
-                ordinal,
-                handle,
-                context,
-                copies: OnceLock::new(),
-            })))
+            Ok(Device(Arc::new(Context { driver: self.clone(), ordinal, handle, context, copies: OnceLock::new() })))
         };
         open().map_err(|failure: Failure| failure.during(format_args!("opening device {ordinal}")))
     }
@@ -310,9 +303,7 @@ impl Device {
             None => {
                 let mut raw = std::ptr::null_mut();
                 // SAFETY: the driver writes one handle.
-                self.with(|functions| unsafe {
-                    functions.cuStreamCreate(&raw mut raw, sys::CU_STREAM_NON_BLOCKING)
-                })?;
+                self.with(|functions| unsafe { functions.cuStreamCreate(&raw mut raw, sys::CU_STREAM_NON_BLOCKING) })?;
                 // Should another thread have been quicker, this one goes with the context.
                 self.0.copies.get_or_init(|| RawStream(raw)).0
             }
@@ -367,7 +358,6 @@ impl DeviceMemory {
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
-
 }
 
 impl Drop for DeviceMemory {
@@ -456,7 +446,8 @@ impl Stream {
     /// # Errors
     /// [`Error::Cuda`] if something that was queued failed.
     pub fn synchronize(&self) -> Result<()> {
-        self.wait().map_err(|failure| failure.during(format_args!("waiting for a stream of device {}", self.device.ordinal())))
+        self.wait()
+            .map_err(|failure| failure.during(format_args!("waiting for a stream of device {}", self.device.ordinal())))
     }
 
     pub(crate) fn wait(&self) -> Result<(), Failure> {
@@ -636,7 +627,8 @@ impl Module {
         let name = CString::new(name).map_err(|_| Failure::null("cuModuleGetFunction"))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the name ends with a zero; the driver writes one handle.
-        self.device.with(|functions| unsafe { functions.cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
+        self.device
+            .with(|functions| unsafe { functions.cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
         Ok(Kernel(raw))
     }
 

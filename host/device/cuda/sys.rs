@@ -2,7 +2,16 @@
 
 //! The CUDA driver API as C declares it. Written by bind.sh; do not edit.
 
-#![allow(clippy::all, clippy::undocumented_unsafe_blocks, dead_code, missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
+#![allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub
+)]
 
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
 pub const CU_MEMHOSTALLOC_DEVICEMAP: u32 = 2;
