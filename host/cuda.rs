@@ -9,6 +9,9 @@
 //! - [`Communicator::on`] queues calls on a [`Stream`] instead, behind what is queued there. They take buffers of the device and
 //!   return at once with a [`Handle`]; they may be captured into a graph, and replayed.
 //!
+//! The first call with an element type, a reduction or a size loads code and finds memory, for all ranks. A driver may let that wait
+//! until a device is idle; so who wants calls of several communicators to overlap makes each of them once before.
+//!
 //! Where all peers reach a buffer (memory from [`Communicator::alloc`]), plans read and write it in place.
 //!
 //! Memory and streams that the crates `cust` and `cudarc` made are taken too, with the features of these names; see the modules.
@@ -62,7 +65,7 @@ pub fn local_with(devices: &[Device], options: Options) -> Result<Vec<Communicat
     if !(1..=MAX_RANK_COUNT).contains(&devices.len()) {
         return Err(Error::Argument {
             call: "local",
-            what: "devices",
+            what: "rank_count",
             expected: format!("from 1 to {MAX_RANK_COUNT}"),
             came: devices.len().to_string(),
         });

@@ -45,6 +45,9 @@ fn on_devices(rank_count: usize, options: Options) -> tutti::Result<Vec<Communic
     tutti::cuda::local_with(&devices, options)
 }
 
+/// Whether the first call of its kind loads code, for which a device may have to be idle.
+const LOADS_CODE: bool = true;
+
 /// As cargo knows these tests.
 const SUITE: &str = "cuda";
 

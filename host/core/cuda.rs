@@ -236,7 +236,7 @@ impl CudaRank {
         let gpu = self.ranks.gpu(self.rank);
         let here = &bound.ranks[self.rank];
         let blocks = bound.blocks_of_device[self.ranks.place(self.rank)];
-        gpu.check_resident(&kernel, blocks, bound.threads)?;
+        gpu.device.check_resident(&kernel, blocks, bound.threads)?;
         let placed = place(self, &bound)?;
 
         let (mut scale, finish) = average_factors(dtype, self.world.board.rank_count());

@@ -26,7 +26,9 @@ pub(crate) fn settings_out_of_range_are_errors_that_say_the_range(make: Make) {
         let more = (MAX_RANK_COUNT + 1).to_string();
         let error = wrong(MAX_RANK_COUNT + 1, Options::default(), "rank_count", &more);
         assert_eq!(error.to_string(), format!("local: rank_count: expected from 1 to {MAX_RANK_COUNT}, came {more}"));
-        wrong(usize::MAX, Options::default(), "rank_count", &usize::MAX.to_string());
+        if crate::IS_QUICK {
+            wrong(usize::MAX, Options::default(), "rank_count", &usize::MAX.to_string());
+        }
         for slots in [0, 1, 3, 6, 1 << 17, u32::MAX] {
             wrong(2, with_slots(1024, slots), "slots", &slots.to_string());
         }
@@ -36,7 +38,8 @@ pub(crate) fn settings_out_of_range_are_errors_that_say_the_range(make: Make) {
         for (slot_bytes, slots) in [(64, 2), (1 << 30, 4), (64, 1 << 16)] {
             make(2, with_slots(slot_bytes, slots)).unwrap();
         }
-        assert_eq!(make(MAX_RANK_COUNT, Options::default()).unwrap().len(), MAX_RANK_COUNT);
+        let many = times(MAX_RANK_COUNT, 64);
+        assert_eq!(make(many, Options::default()).unwrap().len(), many);
         let defaults = Options::default();
         assert_eq!(defaults.progress_timeout, Duration::from_secs(30));
         assert_eq!(defaults.arrival_timeout, Duration::from_secs(600));

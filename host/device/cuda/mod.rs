@@ -8,6 +8,7 @@
 //! allocates, loads code or synchronises between a kernel's launch and its end but on behalf of a call that all ranks make later.
 
 pub(crate) mod bind;
+mod code;
 pub(crate) mod heap;
 pub(crate) mod paths;
 pub(crate) mod ranks;

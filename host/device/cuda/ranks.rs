@@ -17,14 +17,13 @@ use super::bind::{Bound, bind};
 use super::heap::{Chunk, Heap};
 use super::paths::{Path, Paths};
 use super::result::Failure;
-use super::safe::{Device, DeviceMemory, Event, Kernel, Module, PinnedMemory, Stream};
+use super::code::{KernelKey, LoadedKernel};
+use super::safe::{Device, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::board::Board;
 use crate::device::program::Ends;
-use crate::dtype::{DType, Reduction};
 use crate::error::{Error, Result};
 use crate::plan::Geometry;
 use crate::plan_cache::{PlanKey, SharedPlan};
-use crate::ptx::{self, Slots, Version};
 use crate::sync::lock;
 use crate::transport::{ConnectionKey, Guarantees, NoMemory, Transport};
 
@@ -34,8 +33,8 @@ const ENDS_AT_FIRST: usize = 256;
 /// Bytes in front of the first slot, so that its data, behind the header, is aligned for a GPU's widest access.
 const SLOT_SHIFT_BYTES: usize = LINE_BYTES - SLOT_HEADER_BYTES;
 
-/// Warps that a block has at most.
-const WARPS_MAX: usize = (tutti_codegen::BLOCK_THREADS_MAX / tutti_codegen::WARP_THREADS) as usize;
+/// Memory of the host for buffers that a rank has at first.
+const STAGE_AT_FIRST_BYTES: usize = 64 << 10;
 
 /// How long kernels may take to end once the abort word is raised.
 const END_WITHIN: Duration = Duration::from_secs(10);
@@ -43,25 +42,9 @@ const END_WITHIN: Duration = Duration::from_secs(10);
 /// One device, however many ranks it has.
 pub(crate) struct Gpu {
     pub(crate) device: Device,
-    compute_capability: Version,
-    multiprocessors: u32,
     heap: Mutex<Heap<DeviceMemory>>,
     /// Where memory is filled before a launch.
     uploads: Stream,
-    kernels: Mutex<HashMap<KernelKey, LoadedKernel>>,
-    modules: Mutex<HashMap<String, Arc<Module>>>,
-}
-
-/// A kernel, as calls ask for it: the reduction matters only where there is one.
-pub(crate) type KernelKey = (DType, Option<Reduction>);
-
-/// A kernel on one device.
-#[derive(Clone)]
-pub(crate) struct LoadedKernel {
-    pub(crate) kernel: Kernel,
-    module: Arc<Module>,
-    /// By warps of a block, how many blocks a multiprocessor holds, where that has been asked.
-    blocks: Arc<[AtomicU32; WARPS_MAX + 1]>,
 }
 
 impl Chunk for DeviceMemory {
@@ -79,12 +62,8 @@ impl Chunk for PinnedMemory {
 impl Gpu {
     fn open(device: &Device) -> Result<Gpu> {
         Ok(Gpu {
-            compute_capability: device.compute_capability()?,
-            multiprocessors: device.multiprocessors()?,
             heap: Mutex::default(),
             uploads: device.stream()?,
-            kernels: Mutex::default(),
-            modules: Mutex::default(),
             device: device.clone(),
         })
     }
@@ -111,57 +90,6 @@ impl Gpu {
         let address = self.take(size_of::<T>() * room.max(values.len()))?;
         self.write(address, bytes_of(values))?;
         Ok(address)
-    }
-
-    /// The kernel for a type and a reduction, loaded if need be.
-    fn kernel(&self, key: KernelKey) -> Result<LoadedKernel> {
-        if let Some(loaded) = lock(&self.kernels).get(&key) {
-            return Ok(loaded.clone());
-        }
-        let device = self.device.ordinal();
-        let cuda = self.device.driver().version()?;
-        let (image, entry) = match key {
-            (dtype, Some(reduction)) => ptx::entry_for(Slots::Simple, dtype, reduction, self.compute_capability, cuda),
-            (_, None) => ptx::copy_entry(Slots::Simple, self.compute_capability, cuda),
-        }
-        .map_err(|reason| Error::NoKernel { device, reason })?;
-        let mut modules = lock(&self.modules);
-        let mut load = || {
-            let module = match modules.get(&image.file_name()) {
-                Some(module) => Arc::clone(module),
-                None => {
-                    let module = Arc::new(self.device.load(image.text())?);
-                    modules.insert(image.file_name(), Arc::clone(&module));
-                    module
-                }
-            };
-            let kernel = module.kernel(&entry.name())?;
-            Ok(LoadedKernel { kernel, module, blocks: Arc::default() })
-        };
-        let loaded: LoadedKernel = load().map_err(|failure: Failure| {
-            failure.during(format_args!("loading {} on device {device}", image.file_name()))
-        })?;
-        lock(&self.kernels).insert(key, loaded.clone());
-        Ok(loaded)
-    }
-
-    /// Whether so many blocks of a kernel are on the device at once.
-    pub(crate) fn check_resident(&self, loaded: &LoadedKernel, blocks: u32, threads: u32) -> Result<()> {
-        let device = self.device.ordinal();
-        let known = &loaded.blocks[(threads / tutti_codegen::WARP_THREADS) as usize];
-        let mut each = known.load(Ordering::Relaxed);
-        if each == 0 {
-            each = loaded
-                .module
-                .blocks_per_multiprocessor(loaded.kernel, threads)
-                .map_err(|failure| failure.during(format_args!("asking device {device} how many blocks it holds")))?;
-            known.store(each, Ordering::Relaxed);
-        }
-        let resident = each * self.multiprocessors;
-        if blocks <= resident {
-            return Ok(());
-        }
-        Err(Error::NotResident { device, blocks, resident })
     }
 }
 
@@ -283,7 +211,8 @@ impl Ranks {
                     has_launched: AtomicBool::new(false),
                     is_replayed: AtomicBool::new(false),
                     tickets: AtomicU64::new(0),
-                    stage: Mutex::default(),
+                    // Small calls find theirs here; a driver may let what is allocated later wait for kernels.
+                    stage: Mutex::new(vec![gpu.device.allocate_pinned(STAGE_AT_FIRST_BYTES)?]),
                 })
             };
             let ranks = places.iter().enumerate().map(rank).collect::<Result<Vec<RankMemory>, Failure>>()?;
@@ -406,15 +335,16 @@ impl Ranks {
 
     /// The kernels of every rank's device for a type and a reduction; this rank's.
     pub(crate) fn kernel(&self, rank: usize, key: KernelKey) -> Result<LoadedKernel> {
-        if let Some(loaded) = lock(&self.gpu(rank).kernels).get(&key) {
-            return Ok(loaded.clone());
+        if let Some(loaded) = self.gpu(rank).device.loaded(key)
+            && self.gpus.iter().all(|gpu| gpu.device.loaded(key).is_some())
+        {
+            return Ok(loaded);
         }
         let _binding = lock(&self.binding);
-        // This rank's last, so that whoever finds its own has all.
-        for gpu in self.gpus.iter().filter(|gpu| !std::ptr::eq(*gpu, self.gpu(rank))) {
-            gpu.kernel(key)?;
+        for gpu in &self.gpus {
+            gpu.device.kernel(key)?;
         }
-        self.gpu(rank).kernel(key)
+        self.gpu(rank).device.kernel(key)
     }
 
     /// Opens the ends that `lay_out` asks for, and puts them where the rank's kernels look for them.

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::paths::Path;
+use super::safe::Context;
 use super::sys;
 use crate::error::{Error, Result};
 use crate::ptx::Version;
-use crate::sync::lock;
 
 /// Where the driver is, if not where the system looks for it.
 pub(super) const LIBRARY_VARIABLE: &str = "TUTTI_LIBCUDA";
@@ -56,18 +56,11 @@ impl Failure {
 pub(crate) struct Functions {
     library: sys::Library,
     pub(crate) path: PathBuf,
-    /// Devices that have been opened, by their numbers, with their primary contexts.
-    retained: Mutex<HashMap<usize, Retained>>,
+    /// Devices that have been opened, by their numbers.
+    pub(super) opened: Mutex<HashMap<usize, Arc<Context>>>,
     /// How devices reach each other, by their numbers, where that has been tried; and what was seen then.
     pub(crate) tried: Mutex<HashMap<(usize, usize), (Path, Vec<String>)>>,
 }
-
-/// A device and its primary context. Both are as long as the process.
-#[derive(Clone, Copy)]
-struct Retained(sys::CUdevice, sys::CUcontext);
-
-// SAFETY: the driver's handles may be used on any thread.
-unsafe impl Send for Retained {}
 
 /// Makes methods of the driver's functions: each checks the code.
 macro_rules! functions {
@@ -202,7 +195,7 @@ impl Functions {
         let functions = std::mem::ManuallyDrop::new(Functions {
             library,
             path: path.clone(),
-            retained: Mutex::default(),
+            opened: Mutex::default(),
             tried: Mutex::default(),
         });
         if let Some(name) = functions.missing() {
@@ -211,22 +204,6 @@ impl Functions {
         // SAFETY: the driver is told first what it must be told first.
         unsafe { functions.cuInit(0) }.map_err(|failure| no_driver(format!("it does not start: {failure}")))?;
         Ok(std::mem::ManuallyDrop::into_inner(functions))
-    }
-
-    /// A device and its primary context, retained by the first who asks.
-    pub(super) fn retained(&self, ordinal: usize) -> Result<(sys::CUdevice, sys::CUcontext), Failure> {
-        let mut retained = lock(&self.retained);
-        if let Some(Retained(device, context)) = retained.get(&ordinal) {
-            return Ok((*device, *context));
-        }
-        let (mut device, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: the driver writes a handle each.
-        unsafe {
-            self.cuDeviceGet(&raw mut device, ordinal as i32)?;
-            self.cuDevicePrimaryCtxRetain(&raw mut context, device)?;
-        }
-        retained.insert(ordinal, Retained(device, context));
-        Ok((device, context))
     }
 
     /// The CUDA version that the driver supports.

@@ -7,10 +7,12 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
+use super::code::Code;
 use super::result::{Failure, Functions};
 use super::sys;
 use crate::error::{Error, Result};
 use crate::ptx::Version;
+use crate::sync::lock;
 
 /// An open CUDA driver.
 #[derive(Clone)]
@@ -71,8 +73,26 @@ impl Driver {
             });
         }
         let open = || {
-            let (handle, context) = self.0.retained(ordinal)?;
-            Ok(Device(Arc::new(Context { driver: self.clone(), ordinal, handle, context, copies: OnceLock::new() })))
+            let mut opened = lock(&self.0.opened);
+            if let Some(context) = opened.get(&ordinal) {
+                return Ok(Device(Arc::clone(context)));
+            }
+            let (mut handle, mut context) = (0, std::ptr::null_mut());
+            // SAFETY: the driver writes a handle each.
+            unsafe {
+                self.0.cuDeviceGet(&raw mut handle, ordinal as i32)?;
+                self.0.cuDevicePrimaryCtxRetain(&raw mut context, handle)?;
+            }
+            let context = Arc::new(Context {
+                driver: self.clone(),
+                ordinal,
+                handle,
+                context,
+                copies: OnceLock::new(),
+                code: Code::default(),
+            });
+            opened.insert(ordinal, Arc::clone(&context));
+            Ok(Device(context))
         };
         open().map_err(|failure: Failure| failure.during(format_args!("opening device {ordinal}")))
     }
@@ -88,13 +108,15 @@ impl fmt::Debug for Driver {
 #[derive(Clone)]
 pub struct Device(Arc<Context>);
 
-struct Context {
+/// A device that has been opened; it stays so, with what has been loaded, until the process ends.
+pub(super) struct Context {
     driver: Driver,
     ordinal: usize,
     handle: sys::CUdevice,
     context: sys::CUcontext,
     /// For copies between a buffer and the host.
     copies: OnceLock<RawStream>,
+    code: Code,
 }
 
 /// A stream that goes with its context.
@@ -140,6 +162,11 @@ impl Device {
     /// Its primary context, in which ranks run.
     pub(crate) fn context(&self) -> sys::CUcontext {
         self.0.context
+    }
+
+    /// The kernels that have been loaded.
+    pub(super) fn code(&self) -> &Code {
+        &self.0.code
     }
 
     /// Calls the driver with the device's context current.
