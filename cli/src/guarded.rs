@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::inputs::{Number, mix};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// Guard elements on either side.
 const GUARD_ELEMENTS: usize = 256;
@@ -20,15 +20,26 @@ pub(crate) struct Guarded<T> {
 impl<T: Number> Guarded<T> {
     /// A buffer of `count` zeros that starts `unalign` elements after a cache line's start.
     pub(crate) fn new(count: usize, unalign: usize) -> Result<Guarded<T>, Failure> {
-        let slack = ALIGNMENT_BYTES / size_of::<T>();
+        Guarded::with(count, unalign, |elements: &[T]| {
+            let to_line = elements.as_ptr().align_offset(ALIGNMENT_BYTES);
+            if to_line < ALIGNMENT_BYTES / size_of::<T>() { to_line } else { 0 }
+        })
+    }
+
+    /// A buffer of `count` zeros that starts `unalign` elements after a cache line's start where its [whole](Guarded::whole) is
+    /// copied to a line's start.
+    pub(crate) fn to_be_copied(count: usize, unalign: usize) -> Result<Guarded<T>, Failure> {
+        Guarded::with(count, unalign, |_| 0)
+    }
+
+    fn with(count: usize, unalign: usize, to_line: impl FnOnce(&[T]) -> usize) -> Result<Guarded<T>, Failure> {
         let mut elements = Vec::new();
         let length = Self::bytes(count, unalign) / size_of::<T>();
         elements
             .try_reserve_exact(length)
             .map_err(|error| Failure::Failed(format!("no memory for {count} elements: {error}")))?;
         elements.resize(length, T::zeroed());
-        let to_line = elements.as_ptr().align_offset(ALIGNMENT_BYTES);
-        let start = GUARD_ELEMENTS + if to_line < slack { to_line } else { 0 } + unalign;
+        let start = GUARD_ELEMENTS + to_line(&elements) + unalign;
         let mut buffer = Guarded { elements, start, count };
         for place in buffer.guards() {
             buffer.elements[place] = guard(place);
@@ -40,6 +51,21 @@ impl<T: Number> Guarded<T> {
     pub(crate) fn bytes(count: usize, unalign: usize) -> usize {
         let elements = [unalign, 2 * GUARD_ELEMENTS, ALIGNMENT_BYTES / size_of::<T>()];
         elements.into_iter().fold(count, usize::saturating_add).saturating_mul(size_of::<T>())
+    }
+
+    /// Everything, the guard bands too.
+    pub(crate) fn whole(&self) -> &[T] {
+        &self.elements
+    }
+
+    /// Everything, to be replaced by a copy of what it was copied to.
+    pub(crate) fn whole_mut(&mut self) -> &mut [T] {
+        &mut self.elements
+    }
+
+    /// Where the buffer lies in the whole.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.start..self.start + self.count
     }
 
     /// How many guard elements have changed.
@@ -55,13 +81,13 @@ impl<T: Number> Guarded<T> {
 impl<T> Deref for Guarded<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.elements[self.start..self.start + self.count]
+        &self.elements[self.start..][..self.count]
     }
 }
 
 impl<T> DerefMut for Guarded<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.elements[self.start..self.start + self.count]
+        &mut self.elements[self.start..][..self.count]
     }
 }
 
@@ -89,6 +115,21 @@ mod tests {
                     assert_eq!(buffer.count_overwritten(), changed as u64 + 1);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_copy_of_the_whole_lies_as_the_buffer_does() {
+        for unalign in [0, 1, 3] {
+            let mut buffer = Guarded::<f16>::to_be_copied(1000, unalign).ok().unwrap();
+            assert_eq!(2 * (buffer.range().start - unalign) % ALIGNMENT_BYTES, 0);
+            let range = buffer.range();
+            buffer.whole_mut()[range.clone()].fill(f16::ONE);
+            assert_eq!((buffer.len(), buffer.count_overwritten()), (1000, 0));
+            assert!(buffer.iter().all(|element| *element == f16::ONE));
+            buffer.whole_mut()[range.end] = f16::ONE;
+            assert_eq!(buffer.count_overwritten(), 1);
+            assert_eq!(buffer.whole().len(), Guarded::<f16>::bytes(1000, unalign) / 2);
         }
     }
 

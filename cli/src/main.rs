@@ -1,4 +1,4 @@
-//! The `tutti` command: measures collectives, reduces files, prints plans and kernels.
+//! The `tutti` command: measures collectives, reduces files, shows devices, prints plans and kernels.
 //!
 //! One file holds one command. Everything the commands say about failures is printed here, and the exit code is made here:
 //! 0 when all is well, 1 when data, results or the machine are wrong, 2 when the command line is, 3 when a check was asked for
@@ -21,6 +21,7 @@ mod shown;
 mod size;
 mod table;
 mod tensors;
+mod topo;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use failure::Failure;
@@ -40,6 +41,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfArgs>),
     Reduce(reduce::ReduceArgs),
+    Topo(topo::TopoArgs),
     Plan(plan::PlanArgs),
     Ptx(ptx::PtxArgs),
 }
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Perf(args) => perf::run(&args),
         Command::Reduce(args) => reduce::run(&args),
+        Command::Topo(args) => topo::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };

@@ -1,10 +1,12 @@
-//! `tutti perf`: measures a collective at many sizes and checks every result, as nccl-tests does, on ranks that are threads.
+//! `tutti perf`: measures a collective at many sizes and checks every result, as nccl-tests does, on ranks that are threads or that
+//! CUDA devices run.
 //!
 //! Flags, their meanings and the output are nccl-tests', so that its users and its parsers feel at home. What differs is
 //! said in the help text: sizes suit CPUs, and counts of one rank's block are not rounded to multiples of 16 bytes, so that
 //! odd ones are really tried.
 
 mod measure;
+mod place;
 mod report;
 
 use crate::failure::Failure;
@@ -14,23 +16,26 @@ use crate::names::{
     parse_rank_count, parse_reductions, parse_roots, parse_switch, whole,
 };
 use crate::output::{Existing, OutputFile};
-use crate::ranks::{Need, check_addresses, cores_for_ranks, options_within_memory};
+use crate::ranks::{Need, check_addresses, cores_for_ranks, options_within_memory, run_ranks};
 use crate::shown::{self, shown};
 use crate::size::parse_size;
 use crate::{machine, table};
 use measure::{Average, Case, Measured, Settings, measure};
+use place::{Gpus, Kind, Place};
 use report::Report;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tutti::cuda::{Device, Paths};
 use tutti::plan::{Algorithm, Collective, MAX_RANK_COUNT, Rank};
-use tutti::{Communicator, DType, Reduction};
+use tutti::{Communicator, DType, Options, Reduction};
 
 /// Measure and check a collective, with the flags and the table of nccl-tests
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Each rank is a thread of this process. A row's time is the mean over the ranks of calls made back to back; then one call \
+Each rank is a thread of this process; with --device cuda a GPU runs it, on buffers in the GPU's memory that its peers reach, and \
+the calls of a row are queued on a stream and waited for once. A row's time is the mean over the ranks of calls made back to back; then one call \
 with fresh inputs is checked (see --check): every element on every rank, the input, which an out-of-place call must leave \
 as it was, and guard bands around all buffers. Inputs depend on rank and index and are chosen so that the result is known \
 to the last bit, whatever the order of the reduction.
@@ -48,6 +53,8 @@ Examples:
   tutti perf all_reduce -g 4
   tutti perf reduce_scatter -g 3 -b 1K -e 1M -f 2 -d all -o all
   tutti perf broadcast -g 8 -b 1M -e 1M -r all -J result.json
+  tutti perf all_reduce --device cuda -e 1G -f 2
+  tutti perf all_reduce --device cuda -g 4 --ranks-per-gpu 4 -G 1
 
 Exit code: 0 if all results are right, 1 if anything is wrong, 2 for a wrong command line.")]
 pub(crate) struct PerfArgs {
@@ -59,9 +66,17 @@ pub(crate) struct PerfArgs {
     #[arg(short = 't', long = "nthreads", value_name = "N", default_value_t = 1, value_parser = whole(1..=MAX_RANK_COUNT as u64))]
     threads: u64,
 
-    /// Number of ranks
-    #[arg(short = 'g', long = "ranks", alias = "ngpus", value_name = "N", default_value_t = 2, value_parser = parse_rank_count)]
-    ranks: usize,
+    /// Number of ranks [default: 2; with --device cuda as many as the GPUs take]
+    #[arg(short = 'g', long = "ranks", alias = "ngpus", value_name = "N", value_parser = parse_rank_count)]
+    ranks: Option<usize>,
+
+    /// What runs the ranks: this process's threads, or CUDA devices
+    #[arg(long, value_enum, value_name = "DEVICE", default_value_t = Kind::Cpu)]
+    device: Kind,
+
+    /// How many ranks share a GPU: the first so many the first one, and so on (with --device cuda) [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANK_COUNT as u64))]
+    ranks_per_gpu: Option<u64>,
 
     /// Smallest size in bytes, with an optional unit K, M, G or T
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = parse_size)]
@@ -122,6 +137,11 @@ pub(crate) struct PerfArgs {
           value_parser = whole(0..=ITERATIONS_MAX))]
     per_iteration_skip: u64,
 
+    /// Capture the timed iterations as a CUDA graph, and time so many launches of it; 0 captures nothing (with --device cuda)
+    #[arg(short = 'G', long = "graph", alias = "cudagraph", value_name = "N", default_value_t = 0,
+          value_parser = whole(0..=ITERATIONS_MAX))]
+    graph: u64,
+
     /// Elements by which all buffers are moved off their alignment
     #[arg(short = 'u', long = "unalign", value_name = "N", default_value_t = 0, value_parser = whole(0..=4096))]
     unalign: u64,
@@ -173,7 +193,7 @@ fn parse_average(text: &str) -> Result<Average, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
-    let sweep = Sweep::new(args)?;
+    let sweep = Sweep::new(args, Place::open(args)?)?;
     let json = args.json.as_deref().map(Json::open).transpose()?;
     // Standard output belongs to the JSON if that is where it goes.
     let mut out: Box<dyn Write> = match json {
@@ -254,6 +274,7 @@ enum Step {
 /// The command line, checked: what is measured, and how.
 struct Sweep {
     program: String,
+    place: Place,
     rank_count: usize,
     min_bytes: u64,
     max_bytes: u64,
@@ -266,13 +287,9 @@ struct Sweep {
 }
 
 impl Sweep {
-    fn new(args: &PerfArgs) -> Result<Sweep, Failure> {
+    fn new(args: &PerfArgs, place: Place) -> Result<Sweep, Failure> {
         let usage = |text: String| Err(Failure::Usage(text));
-        let rank_count = args.ranks * args.threads as usize;
-        if rank_count > MAX_RANK_COUNT {
-            let (threads, ranks) = (args.threads, args.ranks);
-            return usage(format!("-t {threads} -g {ranks}: expected 1 to {MAX_RANK_COUNT} ranks, got {rank_count}"));
-        }
+        let rank_count = place.rank_count();
         const MAX_BYTES_DEFAULT: u64 = 32 << 20;
         let max_bytes = args.max_bytes.unwrap_or(MAX_BYTES_DEFAULT.max(args.min_bytes));
         if args.min_bytes > max_bytes {
@@ -319,6 +336,7 @@ impl Sweep {
         }
         let sweep = Sweep {
             program: format!("{}_perf", collective.name()),
+            place,
             rank_count,
             min_bytes: if is_barrier { 0 } else { args.min_bytes },
             max_bytes: if is_barrier { 0 } else { max_bytes },
@@ -333,6 +351,7 @@ impl Sweep {
                 unalign: args.unalign as usize,
                 average: args.average,
                 per_iteration_skip: args.switches.per_iteration.then_some(skip as usize),
+                graph_launches: args.graph,
             },
             minimum_gb_s: minimum_bandwidth(std::env::var_os("NCCL_TESTS_MIN_BW"))?,
         };
@@ -373,14 +392,26 @@ impl Sweep {
         .take_while(move |&size| size <= max_bytes)
     }
 
-    /// What the ranks need. Refuses what does not fit the memory, before any of it is taken.
-    fn check_memory(&self, algorithm: Option<Algorithm>) -> Result<Need, Failure> {
+    /// Settings that let the ranks take the memory that there is, and no more. Refuses what does not fit, before any of it is taken.
+    fn options(&self, algorithm: Option<Algorithm>) -> Result<Options, Failure> {
+        // On the host too, where what devices hold is made and checked.
+        let rank_bytes = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
+        let buffer_bytes = rank_bytes.saturating_mul(self.rank_count as u64);
+        let need = Need::of_buffers(buffer_bytes);
+        check_addresses(self.rank_count, buffer_bytes, machine::address_bytes_left())?;
+        need.check(self.rank_count, machine::available_memory_bytes(), "choose a smaller -e or -g")?;
+        match self.place.gpus() {
+            Some(gpus) => Ok(Options::default().memory_budget_bytes(gpus.bytes_left(rank_bytes)?)),
+            None => {
+                self.check_connections(need, algorithm)?;
+                Ok(options_within_memory(self.rank_count, buffer_bytes))
+            }
+        }
+    }
+
+    /// Refuses connections and plans for which there is no memory beside what is needed already.
+    fn check_connections(&self, mut need: Need, algorithm: Option<Algorithm>) -> Result<(), Failure> {
         let rank_count = self.rank_count;
-        let buffer_bytes = self.dtypes.iter().map(|&dtype| self.rank_bytes(dtype)).max().unwrap_or(0);
-        let mut need = Need::of_buffers(buffer_bytes.saturating_mul(rank_count as u64));
-        check_addresses(rank_count, need.buffer_bytes, machine::address_bytes_left())?;
-        let available = machine::available_memory_bytes();
-        need.check(rank_count, available, "choose a smaller -e or -g")?;
         // A few roots stand for all, and a few sizes: what they leave out the library's budget catches.
         const ROOTS: usize = 16;
         let doublings = std::iter::successors(Some(self.min_bytes.max(1)), |size| size.checked_mul(2));
@@ -391,8 +422,7 @@ impl Sweep {
                 need.add_calls(collective, algorithm, rank_count, sizes.iter().map(count), element_bytes)?;
             }
         }
-        need.check(rank_count, available, "choose a smaller -g or another --algorithm")?;
-        Ok(need)
+        need.check(rank_count, machine::available_memory_bytes(), "choose a smaller -g or another --algorithm")
     }
 
     fn rank_bytes(&self, dtype: DType) -> u64 {
@@ -402,14 +432,20 @@ impl Sweep {
     }
 
     fn run(&self, args: &PerfArgs, out: &mut dyn Write, report: &mut Report) -> Result<(), Failure> {
-        let mut options = options_within_memory(self.rank_count, self.check_memory(args.algorithm)?.buffer_bytes);
+        let mut options = self.options(args.algorithm)?;
         options.algorithm = args.algorithm;
         if let Some(timeout_s) = args.timeout_s {
             options.progress_timeout = Duration::from_secs(timeout_s);
             options.arrival_timeout = Duration::from_secs(timeout_s);
         }
-        let communicators = tutti::local_with(self.rank_count, options)?;
-        let cores = cores_for_ranks(self.rank_count, !args.no_pin);
+        let communicators = self.place.communicators(options)?;
+        let is_cuda = self.place.gpus().is_some();
+        let cores = cores_for_ranks(self.rank_count, !args.no_pin && !is_cuda);
+        if is_cuda {
+            communicators[0].paths().into_iter().flat_map(Paths::warnings).for_each(|warning| crate::warn(warning));
+            // A device that runs no kernel of ours says so now, rather than in the middle of a row.
+            run_ranks(&communicators, &cores, |communicator| Ok(communicator.barrier()?))?;
+        }
         let mut table = Table { out, report, sweep: self, timestamps: args.switches.timestamps, bus_gb_s: Vec::new() };
         table.head(&cores)?;
         for &dtype in &self.dtypes {
@@ -420,6 +456,23 @@ impl Sweep {
         }
         table.foot()
     }
+}
+
+/// What runs a rank, as the table's head has it: its number, where it is, and what.
+type Seat = (i64, String, String);
+
+fn seats_on_cores(cores: &[Option<usize>]) -> Vec<Seat> {
+    let processor = machine::processor_name();
+    let seat = |core: &Option<usize>| {
+        let (core, pinned) = core.map_or((-1, "not pinned"), |core| (core as i64, "pinned"));
+        (core, "cpu".to_owned(), format!("{processor}, {pinned}"))
+    };
+    cores.iter().map(seat).collect()
+}
+
+fn seats_on_gpus(gpus: &Gpus) -> Result<Vec<Seat>, Failure> {
+    let seat = |device: &Device| Ok((device.ordinal() as i64, device.pci_bus_id()?, device.name()?));
+    gpus.devices().iter().map(seat).collect()
 }
 
 /// The bandwidth that the environment asks for, if it does.
@@ -453,31 +506,29 @@ impl Table<'_> {
             Step::Bytes(bytes) => (bytes, "bytes"),
             Step::Factor(factor) => (factor, "factor"),
         };
-        let Settings { warmup_iterations, iterations, checks, unalign, per_iteration_skip, .. } = settings;
+        let Settings { warmup_iterations, iterations, checks, unalign, per_iteration_skip, graph_launches, .. } =
+            settings;
         let mut text = format!(
             "# tutti version {}\n# Collective test starting: {}\n\
              # nThread 1 nGpus {rank_count} minBytes {min_bytes} maxBytes {max_bytes} step: {step}({kind}) \
-             warmup iters: {warmup_iterations} iters: {iterations} agg iters: 1 validation: {checks} graph: 0 \
+             warmup iters: {warmup_iterations} iters: {iterations} agg iters: 1 validation: {checks} graph: {graph_launches} \
              unalign: {unalign}\n#\n# Using devices\n",
             env!("CARGO_PKG_VERSION"),
             self.sweep.program,
         );
-        let (host, processor) = (machine::host_name(), machine::processor_name());
-        for (rank, core) in cores.iter().enumerate() {
-            let (core, pinned) = core.map_or((-1, "not pinned"), |core| (core as i64, "pinned"));
+        let seats = match self.sweep.place.gpus() {
+            Some(gpus) => seats_on_gpus(gpus)?,
+            None => seats_on_cores(cores),
+        };
+        let (host, pid) = (machine::host_name(), std::process::id());
+        for (rank, (device, device_hex, device_info)) in seats.into_iter().enumerate() {
+            let hostname = host.clone();
             text += &format!(
-                "#  Rank {rank:2} Group  0 Pid {:6} on {host:>10} device {core:2} [cpu] {processor}, {pinned}\n",
-                std::process::id()
+                "#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10} device {device:2} [{device_hex}] {}\n",
+                shown(&device_info)
             );
-            self.report.config.devices.push(report::Device {
-                rank,
-                group: 0,
-                pid: std::process::id(),
-                hostname: host.clone(),
-                device: core,
-                device_hex: "cpu".to_owned(),
-                device_info: format!("{processor}, {pinned}"),
-            });
+            let device = report::Device { rank, group: 0, pid, hostname, device, device_hex, device_info };
+            self.report.config.devices.push(device);
         }
         text += &table::header(per_iteration_skip.is_some(), self.timestamps);
         self.print(&text)
@@ -601,7 +652,7 @@ mod tests {
 
     fn sweep(line: &str) -> Result<Sweep, String> {
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
-        match Sweep::new(&cli.args) {
+        match Place::open(&cli.args).and_then(|place| Sweep::new(&cli.args, place)) {
             Ok(sweep) => Ok(sweep),
             Err(Failure::Usage(reason)) => Err(reason),
             Err(other) => Err(format!("{other:?}")),
@@ -658,6 +709,12 @@ mod tests {
             ("perf -g 0", "1 to 1024 ranks"),
             ("perf -g 100000", "1 to 1024 ranks"),
             ("perf -t 1000 -g 1000", "-t 1000 -g 1000: expected 1 to 1024 ranks, got 1000000"),
+            ("perf --device tpu", "cpu, cuda"),
+            ("perf --ranks-per-gpu 2", "--ranks-per-gpu goes with --device cuda"),
+            ("perf --ranks-per-gpu 0", "from 1 to 1024"),
+            ("perf -G 1", "-G goes with --device cuda"),
+            ("perf -G 1 -w 0 --device cuda", "warm-up iteration"),
+            ("perf -G 1 -I 1 --device cuda", "timed as a whole"),
             ("perf -n 0", "from 1 to 1000000000"),
             ("perf -w 9223372036854775808", "from 0 to 1000000000"),
             ("perf -c 9223372036854775808", "from 0 to 1000000000"),

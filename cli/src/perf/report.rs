@@ -37,6 +37,13 @@ pub(super) struct Config {
     nthreads: usize,
     /// Ranks of this process.
     ngpus: usize,
+    /// What runs them: "cpu" or "cuda".
+    device: &'static str,
+    /// The CUDA version that the driver supports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cuda_version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks_per_gpu: Option<usize>,
     minimum_bytes: u64,
     maximum_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,7 +70,7 @@ pub(super) struct Device {
     pub(super) group: u32,
     pub(super) pid: u32,
     pub(super) hostname: String,
-    /// The core that the rank keeps to, or -1.
+    /// The core that the rank keeps to, or -1; the GPU that runs it.
     pub(super) device: i64,
     pub(super) device_hex: String,
     pub(super) device_info: String,
@@ -172,6 +179,9 @@ impl Report {
             config: Config {
                 nthreads: 1,
                 ngpus: sweep.rank_count,
+                device: args.device.name(),
+                cuda_version: sweep.place.gpus().map(|gpus| gpus.cuda_version.clone()),
+                ranks_per_gpu: sweep.place.gpus().map(|gpus| gpus.ranks_per_gpu),
                 minimum_bytes: sweep.min_bytes,
                 maximum_bytes: sweep.max_bytes,
                 step_factor,
@@ -180,7 +190,7 @@ impl Report {
                 iterations: sweep.settings.iterations,
                 aggregated_iterations: 1,
                 validation: sweep.settings.checks,
-                graph: 0,
+                graph: args.graph,
                 blocking_collectives: false,
                 per_iter_timing: sweep.settings.per_iteration_skip.is_some(),
                 per_iter_skip: args.per_iteration_skip,
