@@ -280,6 +280,7 @@ pub(crate) enum Polled {
 }
 
 /// One rank of a communicator, whatever runs it.
+#[expect(clippy::large_enum_variant, reason = "there is one for each rank, and the larger one is the quicker one")]
 pub(crate) enum Core {
     Cpu(CpuRank),
     Cuda(CudaRank),

@@ -84,7 +84,7 @@ fn trial(one: &Device, other: &Device, path: Path) -> Result<Result<(), String>>
     let mut ranks = [0, 1].map(|rank| Core::new(Arc::clone(&world), rank, options.clone()));
     let [first, second] = &mut ranks;
     let (Ok(first), Ok(second)) = (first, second) else {
-        return Err(ranks.into_iter().find_map(Result::err).unwrap_or_else(|| no_error()));
+        return Err(ranks.into_iter().find_map(Result::err).unwrap_or_else(no_error));
     };
     let algorithms: &[Algorithm] =
         if path == Path::Peer { &[Algorithm::Ring, Algorithm::Direct] } else { &[Algorithm::Ring] };

@@ -106,7 +106,9 @@ pub(crate) fn calls_on_lanes_overlap(make: Make) {
             });
             // Many calls on both at once.
             std::thread::scope(|scope| {
-                scope.spawn(|| (0..times(300, 30)).for_each(|round| assert_eq!(sum_of(&communicator, round), 2 * round)));
+                scope.spawn(|| {
+                    (0..times(300, 30)).for_each(|round| assert_eq!(sum_of(&communicator, round), 2 * round))
+                });
                 (0..times(300, 30)).for_each(|round| assert_eq!(sum_of(&lane, 2 * round), 4 * round));
             });
         });

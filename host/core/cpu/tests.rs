@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::buffer::Memory;
 use crate::core::Core;
+use crate::dtype::DType;
 use crate::error::LateRank;
-use crate::plan::Rank;
+use crate::fingerprint::Purpose;
+use crate::plan::{Algorithm, Collective, Rank};
 
 /// A call of one rank, and the buffer that it is over.
 fn start(core: &mut Core, buffer: &mut [f32], collective: Collective, algorithm: Algorithm) {

@@ -14,10 +14,10 @@ use tutti_kernels::layout::{
 };
 
 use super::bind::{Bound, bind};
+use super::code::{KernelKey, LoadedKernel};
 use super::heap::{Chunk, Heap};
 use super::paths::{Path, Paths};
 use super::result::Failure;
-use super::code::{KernelKey, LoadedKernel};
 use super::safe::{Device, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::board::Board;
 use crate::device::program::Ends;
@@ -61,11 +61,7 @@ impl Chunk for PinnedMemory {
 
 impl Gpu {
     fn open(device: &Device) -> Result<Gpu> {
-        Ok(Gpu {
-            heap: Mutex::default(),
-            uploads: device.stream()?,
-            device: device.clone(),
-        })
+        Ok(Gpu { heap: Mutex::default(), uploads: device.stream()?, device: device.clone() })
     }
 
     /// A piece of the device's memory, of which nothing is known.
@@ -134,6 +130,9 @@ struct Table {
     filled: usize,
 }
 
+/// Where a plan is, once it is laid out.
+type BoundPlace = Arc<Mutex<Option<Arc<Bound>>>>;
+
 /// See the module.
 pub(crate) struct Ranks {
     pub(crate) gpus: Vec<Gpu>,
@@ -147,7 +146,7 @@ pub(crate) struct Ranks {
     paths: Paths,
     geometry: Geometry,
     connections: Mutex<HashMap<ConnectionKey, (u64, u64)>>,
-    bound: Mutex<HashMap<PlanKey, Arc<Mutex<Option<Arc<Bound>>>>>>,
+    bound: Mutex<HashMap<PlanKey, BoundPlace>>,
     binding: Mutex<()>,
     mirroring: Mutex<()>,
 }

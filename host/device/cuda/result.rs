@@ -52,6 +52,9 @@ impl Failure {
     }
 }
 
+/// A path that works, and what was seen of better ones.
+pub(crate) type Tried = (Path, Vec<String>);
+
 /// The driver's functions.
 pub(crate) struct Functions {
     library: sys::Library,
@@ -59,7 +62,7 @@ pub(crate) struct Functions {
     /// Devices that have been opened, by their numbers.
     pub(super) opened: Mutex<HashMap<usize, Arc<Context>>>,
     /// How devices reach each other, by their numbers, where that has been tried; and what was seen then.
-    pub(crate) tried: Mutex<HashMap<(usize, usize), (Path, Vec<String>)>>,
+    pub(crate) tried: Mutex<HashMap<(usize, usize), Tried>>,
 }
 
 /// Makes methods of the driver's functions: each checks the code.

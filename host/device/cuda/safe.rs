@@ -538,8 +538,8 @@ impl Stream {
     /// [`Error::Cuda`] if the capture failed.
     pub fn end_capture(&self) -> Result<Graph> {
         let mut exec = std::ptr::null_mut();
-        // SAFETY: the stream is alive; the driver writes one handle each.
         self.device
+            // SAFETY: the stream is alive; the driver writes one handle each.
             .with(|functions| unsafe {
                 let mut graph = std::ptr::null_mut();
                 functions.cuStreamEndCapture(self.raw, &raw mut graph)?;
@@ -653,8 +653,8 @@ impl Module {
     pub(crate) fn kernel(&self, name: &str) -> Result<Kernel, Failure> {
         let name = CString::new(name).map_err(|_| Failure::null("cuModuleGetFunction"))?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the name ends with a zero; the driver writes one handle.
         self.device
+            // SAFETY: the name ends with a zero; the driver writes one handle.
             .with(|functions| unsafe { functions.cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
         Ok(Kernel(raw))
     }
