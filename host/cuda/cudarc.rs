@@ -1,4 +1,4 @@
-//! Memory and streams of the crate [`cudarc`](::cudarc): the feature `cudarc`.
+//! Memory and streams of the crate [`cudarc`]: the feature `cudarc`.
 //!
 //! cudarc remembers, for each slice of memory, what has been queued last that reads it and that writes it, lets streams wait for that,
 //! and wants to be told of what others queue. So there are two ways to pass its memory:

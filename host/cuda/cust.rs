@@ -1,7 +1,7 @@
-//! Memory and streams of the crate [`cust`](::cust): the feature `cust`.
+//! Memory and streams of the crate [`cust`]: the feature `cust`.
 //!
 //! - A [`DeviceBuffer`] or a [`DeviceSlice`] is a [`Buffer`] like tutti's own: of numbers, and of the 16-bit floats of the version of
-//!   `half` that cust uses, which are the same as [`half`](crate::half)'s.
+//!   `half` that cust uses, which are the same as [`half`]'s.
 //! - [`Device::cust_stream`] makes a stream of cust's one to queue calls on.
 //!
 //! What is assumed:
