@@ -71,7 +71,7 @@ impl LentStream<'_, CudaStream> {
     /// failed before of which cudarc could tell nobody.
     pub fn input<'b, T: Element>(&'b self, slice: &'b impl Slice<T>) -> Result<Input<'b, T>> {
         let memory = self.place("input", slice.stream().context())?;
-        let (address, recorded) = slice.device_ptr(self.lender);
+        let (address, recorded) = slice.device_ptr(self.lender());
         self.settled("waiting for what writes a slice of cudarc's")?;
         Ok(Input { address, count: slice.len(), memory, _recorded: recorded, elements: PhantomData })
     }
@@ -85,14 +85,14 @@ impl LentStream<'_, CudaStream> {
     pub fn output<'b, T: Element>(&'b self, slice: &'b mut impl SliceMut<T>) -> Result<Output<'b, T>> {
         let memory = self.place("output", slice.stream().context())?;
         let count = slice.len();
-        let (address, recorded) = slice.device_ptr_mut(self.lender);
+        let (address, recorded) = slice.device_ptr_mut(self.lender());
         self.settled("waiting for what uses a slice of cudarc's")?;
         Ok(Output { address, count, memory, _recorded: recorded, elements: PhantomData })
     }
 
     /// Where memory of this context lies.
     fn place(&self, call: &'static str, context: &CudaContext) -> Result<Memory> {
-        let own = self.lender.context();
+        let own = self.lender().context();
         if context.cu_ctx() != own.cu_ctx() {
             let expected = format!("memory of the stream's context, of device {}", own.ordinal());
             let came = format!("memory of another context, of device {}", context.ordinal());
@@ -103,7 +103,7 @@ impl LentStream<'_, CudaStream> {
 
     /// What cudarc has noted, as an error.
     fn settled(&self, doing: &'static str) -> Result<()> {
-        let Err(DriverError(code)) = self.lender.context().check_err() else { return Ok(()) };
+        let Err(DriverError(code)) = self.lender().context().check_err() else { return Ok(()) };
         let checked = self.device().functions().check("cuStreamWaitEvent", code as u32);
         checked.map_err(|failure| failure.during(doing))
     }

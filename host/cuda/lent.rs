@@ -14,7 +14,7 @@ use crate::error::Error;
 /// Dropping it does nothing to the stream, or to what is queued there.
 pub struct LentStream<'a, S> {
     stream: Stream,
-    pub(super) lender: &'a S,
+    lender: &'a S,
 }
 
 impl<'a, S> LentStream<'a, S> {
@@ -23,6 +23,11 @@ impl<'a, S> LentStream<'a, S> {
     pub(super) unsafe fn new(device: &Device, raw: *mut c_void, lender: &'a S) -> Self {
         // SAFETY: passed on from the caller; the borrow of the lender sees to it that the stream lives longer than this.
         LentStream { stream: unsafe { device.stream_from_raw(raw) }, lender }
+    }
+
+    /// The other library's stream.
+    pub fn lender(&self) -> &'a S {
+        self.lender
     }
 }
 
