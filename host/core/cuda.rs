@@ -52,8 +52,8 @@ pub(crate) struct CudaRank {
     unconfirmed: bool,
     /// For calls that are waited for.
     stream: Stream,
-    /// The stream of the last call.
-    last_stream: *mut std::ffi::c_void,
+    /// Whether the last call was queued on a stream of a caller's: whatever comes next waits for it.
+    was_queued: bool,
     plans: HashMap<PlanKey, Arc<Bound>>,
     /// Those whose launches may be replayed.
     captured: Vec<Arc<Bound>>,
@@ -65,7 +65,7 @@ pub(crate) struct CudaRank {
     held: Arc<Mutex<MemoryReport>>,
 }
 
-// SAFETY: the stream's handle is only compared.
+// SAFETY: its addresses are those of memory that belongs to no thread; whichever single thread drives the rank uses them.
 unsafe impl Send for CudaRank {}
 
 /// A call that is waited for.
@@ -121,7 +121,7 @@ impl CudaRank {
     pub(crate) fn new(world: Arc<World>, ranks: Arc<Ranks>, rank: usize, options: Options) -> Result<CudaRank> {
         Ok(CudaRank {
             stream: ranks.gpu(rank).device.stream()?,
-            last_stream: std::ptr::null_mut(),
+            was_queued: false,
             world,
             rank,
             options,
@@ -270,7 +270,8 @@ impl CudaRank {
             _ => None,
         };
         let launch = || -> Result<(), Failure> {
-            if !is_capturing && self.last_stream != on.as_raw() && memory.has_launched.load(Ordering::Acquire) {
+            let may_differ = self.was_queued || stream.is_some();
+            if !is_capturing && may_differ && memory.has_launched.load(Ordering::Acquire) {
                 on.wait_event(&memory.end)?;
             }
             let traces = placed.traces.expose_provenance() as u64;
@@ -298,7 +299,7 @@ impl CudaRank {
         if is_capturing {
             self.captured.push(Arc::clone(&bound));
         } else {
-            self.last_stream = on.as_raw();
+            self.was_queued = stream.is_some();
         }
         let flight = Flight {
             world: Arc::clone(&self.world),

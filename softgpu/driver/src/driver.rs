@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::ThreadId;
@@ -142,8 +143,8 @@ static CONFIGURATION: Mutex<Option<String>> = Mutex::new(None);
 const FAULT_TEXTS_MAX: usize = 4096;
 
 thread_local! {
-    /// The thread's contexts, the current one last.
-    static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// The thread's contexts, the current one last. Never dropped, so that the driver can be called until the very end of a thread.
+    static CURRENT: RefCell<ManuallyDrop<Vec<u64>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     /// Whether the thread runs a callback of a stream.
     pub(crate) static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
@@ -531,5 +532,5 @@ pub(crate) fn push_current(handle: u64) {
 }
 
 pub(crate) fn pop_current() -> Option<u64> {
-    CURRENT.with_borrow_mut(Vec::pop)
+    CURRENT.with_borrow_mut(|stack| stack.pop())
 }
