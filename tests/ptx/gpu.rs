@@ -167,7 +167,7 @@ pub(crate) struct End {
 
 /// The words of a fingerprint as a kernel posts it, which makes the last of these calls and remembers nothing of those before.
 pub(crate) fn as_posted([sequence, call, count, plan, scale]: [u64; 5]) -> [u64; 5] {
-    let last = Fingerprint { sequence: sequence - 1, ..Fingerprint::default() };
+    let last = Fingerprint { sequence: sequence.saturating_sub(1), ..Fingerprint::default() };
     let Fingerprint { sequence, call, count, plan, scale } =
         Fingerprint { sequence: 0, call, count, plan, scale }.after(&last);
     [sequence, call, count, plan, scale]
@@ -258,7 +258,8 @@ impl Call {
         let report = bench.words(&[0; size_of::<Report>() / 8], device);
         let abort = if self.abort == 0 { bench.words(&[0], device) } else { self.abort };
         let state = bench.words(
-            &[&[sequence - 1, 0, 0, 0, 0][..], &[sends, receives, report, 0, pair(0, 1), 0, 0], &[0; 4]].concat(),
+            &[&[sequence.saturating_sub(1), 0, 0, 0, 0][..], &[sends, receives, report, 0, pair(0, 1), 0, 0], &[0; 4]]
+                .concat(),
             device,
         );
         let mut launch = vec![ELSEWHERE; 7];
