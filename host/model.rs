@@ -18,7 +18,7 @@ use crate::dtype::{DType, Reduction};
 use crate::error::{Error, Result};
 use crate::fingerprint::Purpose;
 use crate::options::{Options, Overrides};
-use crate::plan::{Algorithm, Collective, Geometry};
+use crate::plan::{Algorithm, Collective};
 use crate::presence;
 use crate::sync::lock;
 
