@@ -16,6 +16,16 @@ pub(crate) fn library() -> PathBuf {
     path.join("libsoftcuda.so")
 }
 
+/// Tells the driver of [`library`] that allocations need not wait for kernels, before it is opened: where tests share it, those of
+/// one would wait for those of another.
+pub(crate) fn do_not_wait() {
+    // SAFETY: loading it runs nothing but the loader.
+    let library = unsafe { Library::new(library()) }.expect("the library was built with the tests");
+    call(&library, b"softgpu_configure\0", "synchronising = false\n");
+    // What is loaded stays so.
+    std::mem::forget(library);
+}
+
 /// A driver in software that nobody else uses: a copy of the library is a driver of its own.
 pub(crate) struct Software {
     pub(crate) driver: Driver,
