@@ -279,6 +279,50 @@ pub(crate) enum Polled {
     Done,
 }
 
+/// A rank that keeps within a budget of memory.
+trait Budgeted {
+    fn rank(&self) -> usize;
+
+    /// [`Options::memory_budget_bytes`].
+    fn budget_bytes(&self) -> Option<u64>;
+
+    /// What the rank holds.
+    fn memory(&self) -> MemoryReport;
+
+    /// Gives up what can be made again, and what is not needed yet: plans that were kept for later calls, and room for step times
+    /// that have not come.
+    fn give_room(&mut self);
+
+    /// Lets those who do not wait for the rank's turn know what it holds.
+    fn publish_memory(&self);
+
+    /// Sees to it that so many bytes more keep within the budget.
+    fn make_room(&mut self, what: &'static str, needed_bytes: u64) -> Result<()> {
+        let Some(budget_bytes) = self.budget_bytes() else { return Ok(()) };
+        let held_bytes = |rank: &Self| rank.memory().total_bytes();
+        if held_bytes(self).saturating_add(needed_bytes) <= budget_bytes {
+            return Ok(());
+        }
+        self.give_room();
+        self.publish_memory();
+        let (rank, held_bytes) = (self.rank(), held_bytes(self));
+        if held_bytes.saturating_add(needed_bytes) <= budget_bytes {
+            return Ok(());
+        }
+        Err(Error::MemoryBudget { rank, what, needed_bytes, held_bytes, budget_bytes })
+    }
+
+    /// [`Budgeted::make_room`] for what a plan needs before it is laid out.
+    fn make_room_for_plan(&mut self, connection_bytes: u64, scratch_bytes: u64) -> Result<()> {
+        let what = match (connection_bytes, scratch_bytes) {
+            (_, 0) => "connections",
+            (0, _) => "scratch memory",
+            _ => "connections and scratch memory",
+        };
+        self.make_room(what, connection_bytes.saturating_add(scratch_bytes))
+    }
+}
+
 /// One rank of a communicator, whatever runs it.
 #[expect(clippy::large_enum_variant, reason = "there is one for each rank, and the larger one is the quicker one")]
 pub(crate) enum Core {

@@ -10,7 +10,7 @@ use tutti_kernels::table::Row;
 
 use super::traces::{Clock, Traces};
 use super::watch::Watch;
-use super::{Asked, MemoryReport, Polled, Request, TimedStep, World};
+use super::{Asked, Budgeted, MemoryReport, Polled, Request, TimedStep, World};
 use crate::buffer::Memory;
 use crate::device::cpu::{BoundPlan, kernel_for};
 use crate::device::program::Ends;
@@ -159,12 +159,7 @@ impl CpuRank {
         let shared = self.world.plans.take(key, self.world.board.rank_count(), || self.world.plan(key))?;
         let new_bytes = self.ends.missing(&shared, self.rank) as u64 * self.world.transport.connection_bytes();
         let scratch_bytes = shared.plan.ranks[self.rank].scratch_bytes;
-        let what = match (new_bytes, scratch_bytes) {
-            (_, 0) => "connections",
-            (0, _) => "scratch memory",
-            _ => "connections and scratch memory",
-        };
-        self.make_room(what, new_bytes.saturating_add(scratch_bytes))?;
+        self.make_room_for_plan(new_bytes, scratch_bytes)?;
         let bound = BoundPlan::new(&shared, self.rank, &mut self.ends, &*self.world.transport);
         let bound = bound.map_err(|no_memory| {
             let (rank, what) = (self.rank, "a connection");
@@ -175,27 +170,6 @@ impl CpuRank {
         self.current = Some((key, bound));
         self.publish_memory();
         Ok(())
-    }
-
-    /// Sees to it that so many bytes more keep within the budget: plans that were kept for later calls can be made again, and
-    /// room for step times that have not come is not needed yet.
-    fn make_room(&mut self, what: &'static str, needed_bytes: u64) -> Result<()> {
-        let Some(budget_bytes) = self.options.memory_budget_bytes else { return Ok(()) };
-        let fits = |core: &CpuRank| core.memory().total_bytes().saturating_add(needed_bytes) <= budget_bytes;
-        if fits(self) {
-            return Ok(());
-        }
-        self.plans.clear();
-        if let Some(traces) = &mut self.traces {
-            traces.trim();
-        }
-        let fits = fits(self);
-        self.publish_memory();
-        if fits {
-            return Ok(());
-        }
-        let held_bytes = self.memory().total_bytes();
-        Err(Error::MemoryBudget { rank: self.rank, what, needed_bytes, held_bytes, budget_bytes })
     }
 
     /// All of a call that does not depend on its buffers, with its plan bound. Most calls are the same as the last one.
@@ -399,23 +373,6 @@ impl CpuRank {
         self.world.board.mismatch(self.rank, &self.active.call.fingerprint, end.peer as usize, &theirs.fingerprint)
     }
 
-    /// What this rank holds.
-    fn memory(&self) -> MemoryReport {
-        let plans = self.plans.values().chain(self.current.as_ref().map(|(_, plan)| plan));
-        MemoryReport {
-            connections: self.ends.receives.len(),
-            connection_bytes: self.connection_bytes,
-            plans: self.plans.len() + usize::from(self.current.is_some()),
-            plan_bytes: plans.map(BoundPlan::bytes).sum(),
-            trace_bytes: self.traces.as_ref().map_or(0, Traces::bytes),
-        }
-    }
-
-    /// Lets those who do not wait for the rank's turn know what it holds.
-    fn publish_memory(&self) {
-        *lock(&self.held) = self.memory();
-    }
-
     /// Begins to time steps, `capacity` of each program; what was timed before is dropped.
     pub(crate) fn start_trace(&mut self, capacity: usize) {
         self.traces = Some(Traces::new(capacity, Clock::Processor));
@@ -428,6 +385,38 @@ impl CpuRank {
         let traces = self.traces.take();
         self.publish_memory();
         traces.map_or_else(Vec::new, Traces::finish)
+    }
+}
+
+impl Budgeted for CpuRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn budget_bytes(&self) -> Option<u64> {
+        self.options.memory_budget_bytes
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let plans = self.plans.values().chain(self.current.as_ref().map(|(_, plan)| plan));
+        MemoryReport {
+            connections: self.ends.receives.len(),
+            connection_bytes: self.connection_bytes,
+            plans: self.plans.len() + usize::from(self.current.is_some()),
+            plan_bytes: plans.map(BoundPlan::bytes).sum(),
+            trace_bytes: self.traces.as_ref().map_or(0, Traces::bytes),
+        }
+    }
+
+    fn give_room(&mut self) {
+        self.plans.clear();
+        if let Some(traces) = &mut self.traces {
+            traces.trim();
+        }
+    }
+
+    fn publish_memory(&self) {
+        *lock(&self.held) = self.memory();
     }
 }
 

@@ -16,7 +16,7 @@ use tutti_kernels::layout::{
 
 use super::traces::{Clock, Traces};
 use super::watch::Watch;
-use super::{MemoryReport, Polled, Request, TimedStep, World};
+use super::{Budgeted, MemoryReport, Polled, Request, TimedStep, World};
 use crate::board::Missing;
 use crate::buffer::Memory;
 use crate::device::cuda::bind::Bound;
@@ -400,12 +400,7 @@ impl CudaRank {
             .collect();
         let new_bytes = new.len() as u64 * self.world.transport.connection_bytes();
         let scratch_bytes = shared.plan.ranks[self.rank].scratch_bytes;
-        let what = match (new_bytes, scratch_bytes) {
-            (_, 0) => "connections",
-            (0, _) => "scratch memory",
-            _ => "connections and scratch memory",
-        };
-        self.make_room(what, new_bytes.saturating_add(scratch_bytes))?;
+        self.make_room_for_plan(new_bytes, scratch_bytes)?;
         let bound = self.ranks.bound(key, || Ok(Arc::clone(shared)))?;
         self.connections.extend(new);
         self.make_room("a plan", bound.ranks[self.rank].bytes)?;
@@ -416,40 +411,6 @@ impl CudaRank {
         self.plans.insert(key, Arc::clone(&bound));
         self.publish_memory();
         Ok(bound)
-    }
-
-    /// Sees to it that so many bytes more keep within the budget; plans that were kept for later calls can be made again.
-    fn make_room(&mut self, what: &'static str, needed_bytes: u64) -> Result<()> {
-        let Some(budget_bytes) = self.options.memory_budget_bytes else { return Ok(()) };
-        let fits = |rank: &CudaRank| rank.memory().total_bytes().saturating_add(needed_bytes) <= budget_bytes;
-        if !fits(self) {
-            self.plans.clear();
-            if let Some(traces) = &mut self.traces {
-                traces.trim();
-            }
-        }
-        let fits = fits(self);
-        self.publish_memory();
-        if fits {
-            return Ok(());
-        }
-        let held_bytes = self.memory().total_bytes();
-        Err(Error::MemoryBudget { rank: self.rank, what, needed_bytes, held_bytes, budget_bytes })
-    }
-
-    /// What this rank holds.
-    fn memory(&self) -> MemoryReport {
-        MemoryReport {
-            connections: self.connections.len(),
-            connection_bytes: self.connections.len() as u64 * self.world.transport.connection_bytes(),
-            plans: self.plans.len(),
-            plan_bytes: self.plans.values().map(|bound| bound.ranks[self.rank].bytes).sum(),
-            trace_bytes: self.traces.as_ref().map_or(0, Traces::bytes),
-        }
-    }
-
-    fn publish_memory(&self) {
-        *lock(&self.held) = self.memory();
     }
 
     fn input_bytes(&self, request: &Request) -> usize {
@@ -635,6 +596,37 @@ impl CudaRank {
     }
 }
 
+impl Budgeted for CudaRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn budget_bytes(&self) -> Option<u64> {
+        self.options.memory_budget_bytes
+    }
+
+    fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            connections: self.connections.len(),
+            connection_bytes: self.connections.len() as u64 * self.world.transport.connection_bytes(),
+            plans: self.plans.len(),
+            plan_bytes: self.plans.values().map(|bound| bound.ranks[self.rank].bytes).sum(),
+            trace_bytes: self.traces.as_ref().map_or(0, Traces::bytes),
+        }
+    }
+
+    fn give_room(&mut self) {
+        self.plans.clear();
+        if let Some(traces) = &mut self.traces {
+            traces.trim();
+        }
+    }
+
+    fn publish_memory(&self) {
+        *lock(&self.held) = self.memory();
+    }
+}
+
 impl Drop for CudaRank {
     fn drop(&mut self) {
         // Its stream goes, and with it what is queued there must have.
@@ -758,7 +750,13 @@ impl Flight {
         if self.poll()? {
             return Ok(());
         }
-        let Some(mine) = self.latest().filter(|mine| mine.sequence <= self.ranks.sequence(self.rank)) else {
+        // Of a call whose number only its kernel knows, there is one under way if the rank has finished less than it has come to.
+        let sequence = self.ranks.sequence(self.rank);
+        let has_begun = |mine: &Fingerprint| match self.fingerprint {
+            Some(_) => mine.sequence <= sequence,
+            None => self.ranks.finished(self.rank) < sequence,
+        };
+        let Some(mine) = self.latest().filter(has_begun) else {
             // The kernel has yet to begin: the stream has something else to do. Time counts from when it does; but who gave up
             // meanwhile has.
             return board.verdict().map_or(Ok(()), Err);

@@ -29,7 +29,7 @@ pub(crate) fn do_not_wait() {
 /// A driver in software that nobody else uses: a copy of the library is a driver of its own.
 pub(crate) struct Software {
     pub(crate) driver: Driver,
-    library: Library,
+    symbols: Library,
     path: PathBuf,
 }
 
@@ -51,18 +51,18 @@ impl Software {
         let library = unsafe { Library::new(&path) }.expect("it is a library");
         call(&library, b"softgpu_configure\0", topology);
         let driver = Driver::open_at(&path).expect("the driver opens");
-        Software { driver, library, path }
+        Software { driver, symbols: library, path }
     }
 
     /// What goes wrong from now on.
     pub(crate) fn inject(&self, faults: &str) {
-        call(&self.library, b"softgpu_inject\0", faults);
+        call(&self.symbols, b"softgpu_inject\0", faults);
     }
 
     /// Nothing goes wrong from now on.
     pub(crate) fn clear(&self) {
         // SAFETY: the function has this type.
-        let clear = unsafe { self.library.get::<extern "C" fn() -> c_int>(b"softgpu_clear\0") };
+        let clear = unsafe { self.symbols.get::<extern "C" fn() -> c_int>(b"softgpu_clear\0") };
         assert_eq!(clear.expect("it is there")(), 0);
     }
 
@@ -79,7 +79,7 @@ impl Software {
     pub(crate) fn faults(&self) -> String {
         // SAFETY: the function has this type.
         let faults = unsafe {
-            self.library
+            self.symbols
                 .get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(b"softgpu_faults\0")
                 .expect("it is there")
         };

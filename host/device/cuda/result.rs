@@ -57,7 +57,7 @@ pub(crate) type Tried = (Path, Vec<String>);
 
 /// The driver's functions.
 pub(crate) struct Functions {
-    library: sys::Library,
+    symbols: sys::Library,
     pub(crate) path: PathBuf,
     /// Devices that have been opened, by their numbers.
     pub(super) opened: Mutex<HashMap<usize, Arc<Context>>>,
@@ -77,14 +77,14 @@ macro_rules! functions {
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 pub(crate) unsafe fn $name(&self, $($argument: $type),*) -> Result<(), Failure> {
                     // SAFETY: passed on from the caller. The function is there: `open` looked, or the caller did.
-                    self.check(stringify!($name), unsafe { self.library.$name($($argument),*) })
+                    self.check(stringify!($name), unsafe { self.symbols.$name($($argument),*) })
                 }
             )*
 
             /// The first function that this library lacks.
             fn missing(&self) -> Option<&'static str> {
                 $(
-                    if self.library.$name.is_err() {
+                    if self.symbols.$name.is_err() {
                         return Some(stringify!($name));
                     }
                 )*
@@ -194,9 +194,9 @@ impl Functions {
             ))
         })?;
         // SAFETY: the functions have the types that the driver's header gives them.
-        let library = unsafe { sys::Library::from_library(library) }.map_err(|error| no_driver(error.to_string()))?;
+        let symbols = unsafe { sys::Library::from_library(library) }.map_err(|error| no_driver(error.to_string()))?;
         let functions = std::mem::ManuallyDrop::new(Functions {
-            library,
+            symbols,
             path: path.clone(),
             opened: Mutex::default(),
             tried: Mutex::default(),
@@ -231,9 +231,9 @@ impl Functions {
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         // SAFETY: the driver writes one address.
-        let name = text(&|text| unsafe { self.library.cuGetErrorName(code, text) });
+        let name = text(&|text| unsafe { self.symbols.cuGetErrorName(code, text) });
         // SAFETY: as above.
-        let description = text(&|text| unsafe { self.library.cuGetErrorString(code, text) });
+        let description = text(&|text| unsafe { self.symbols.cuGetErrorString(code, text) });
         Err(Failure { call, code, name, description })
     }
 }
