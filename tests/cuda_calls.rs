@@ -97,6 +97,29 @@ fn a_graph_of_calls_is_replayed_and_its_calls_are_told_apart() {
 }
 
 #[test]
+fn a_call_that_was_timed_is_captured_without_its_times() {
+    let software = Software::new("devices = 2\nmulticast = false\n");
+    let ranks = cuda::local(&software.devices(2)).expect("the ranks are made");
+    on_streams(&ranks, |rank, stream| {
+        let mut buffer = rank.alloc::<u32>(300).expect("there is room");
+        buffer.write(&[1; 300]).expect("the copy is made");
+        rank.start_trace(100);
+        rank.all_reduce_in_place(&mut buffer, Reduction::Sum).expect("the call is right");
+        assert!(!rank.take_trace().is_empty());
+        stream.begin_capture().expect("it begins");
+        rank.on(stream).all_reduce_in_place(&mut buffer, Reduction::Sum).expect("it is captured");
+        let graph = stream.end_capture().expect("it ends");
+        for _ in 0..3 {
+            graph.launch(stream).expect("it is launched");
+        }
+        stream.synchronize().expect("they are made");
+        assert_eq!(read(&buffer), [16; 300]);
+        rank.check().expect("nothing went wrong");
+    });
+    assert_eq!(software.faults(), "");
+}
+
+#[test]
 fn replays_that_differ_are_a_mismatch_on_every_rank_and_one_that_never_comes_is_named() {
     let software = Software::new("devices = 2\nmulticast = false\n");
     for is_missing in [false, true] {

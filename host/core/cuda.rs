@@ -277,9 +277,15 @@ impl CudaRank {
             let traces = placed.traces.expose_provenance() as u64;
             if here.traces.swap(traces, Ordering::Relaxed) != traces {
                 let to = here.launch + (offset_of!(Launch, call) + offset_of!(Call, traces)) as u64;
-                // SAFETY: it is a word of the launch, which no kernel reads before those behind it on this stream; the driver
-                // copies it before it returns.
-                unsafe { on.upload(to, (&raw const traces).cast(), size_of::<u64>())? };
+                if is_capturing {
+                    // Once, and not at each replay. Who was timed was waited for, and nobody has used the launch since.
+                    let gpu = self.ranks.gpu(self.rank);
+                    gpu.device.beside_capture(|| gpu.write(to, &traces.to_ne_bytes()))??;
+                } else {
+                    // SAFETY: it is a word of the launch, which no kernel reads before those behind it on this stream; the
+                    // driver copies it before it returns.
+                    unsafe { on.upload(to, (&raw const traces).cast(), size_of::<u64>())? };
+                }
             }
             // SAFETY: the kernel is of this device, and takes an issue; the plan is a right one for this rank (the planner's
             // plans are proved so by the verifier), laid out by `bind`; whoever asks vouches for the buffers.
