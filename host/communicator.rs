@@ -211,8 +211,8 @@ impl Communicator {
     pub fn plan(&self, collective: Collective, count: usize, dtype: DType) -> Result<Plan> {
         let (count, element_bytes) = (count as u64, dtype.bytes() as u32);
         let (options, overrides) = (&self.options, Overrides::default());
-        let windows = self.world.transport.guarantees().windows;
-        let algorithm = self.world.algorithm(collective, count, element_bytes, windows, options, &overrides);
+        let able = self.world.transport.guarantees().capabilities();
+        let algorithm = self.world.algorithm(collective, count, element_bytes, able, options, &overrides);
         self.world.plan(PlanKey { collective, algorithm, count, element_bytes })
     }
 

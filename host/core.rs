@@ -166,7 +166,7 @@ impl World {
         collective: Collective,
         count: u64,
         element_bytes: u32,
-        windows: bool,
+        capabilities: Capabilities,
         options: &Options,
         overrides: &Overrides,
     ) -> Algorithm {
@@ -179,7 +179,6 @@ impl World {
             return algorithm;
         }
         let bytes = count.saturating_mul(u64::from(element_bytes));
-        let capabilities = Capabilities { windows };
         choose(collective, self.board.rank_count(), bytes, element_bytes, capabilities)
     }
 

@@ -12,7 +12,10 @@
 //! The first call with an element type, a reduction or a size loads code and finds memory, for all ranks. A driver may let that wait
 //! until a device is idle; so who wants calls of several communicators to overlap makes each of them once before.
 //!
-//! Where all peers reach a buffer (memory from [`Communicator::alloc`]), plans read and write it in place.
+//! Where all peers reach a buffer (memory from [`Communicator::alloc`]), plans read and write it in place; and where a switch reduces
+//! (NVSwitch of the third generation and later), large ones leave the work to it. Its order of reduction is its own: floats may then
+//! come out with other bits than by any other way, if the same on all ranks. Who wants none of that asks for another
+//! [algorithm](crate::Algorithm).
 //!
 //! Memory and streams that the crates `cust` and `cudarc` made are taken too, with the features of these names; see the modules.
 //!
@@ -28,6 +31,8 @@ use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::calls::CallBuilder;
 use crate::communicator::Communicator;
 use crate::core::cuda::Flight;
+use crate::device::cuda::symmetric::SymmetricMemory;
+use crate::device::cuda::{DeviceMemory, Failure};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::options::Options;
@@ -93,10 +98,33 @@ pub fn paths(devices: &[Device]) -> Result<Paths> {
 /// Elements in a device's memory, owned.
 pub struct DeviceBuffer<T: Element> {
     /// Freed when this goes; shared with nobody.
-    memory: crate::device::cuda::DeviceMemory,
+    memory: Owned,
     count: usize,
-    exposed: bool,
     elements: PhantomData<T>,
+}
+
+/// Memory of one buffer.
+enum Owned {
+    /// By itself.
+    Alone { memory: DeviceMemory, exposed: bool },
+    /// At the same place as others of its rank's peers; they reach it too.
+    Symmetric(SymmetricMemory),
+}
+
+impl Owned {
+    fn device(&self) -> &Device {
+        match self {
+            Owned::Alone { memory, .. } => memory.device(),
+            Owned::Symmetric(memory) => memory.device(),
+        }
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            Owned::Alone { memory, .. } => memory.address(),
+            Owned::Symmetric(memory) => memory.address(),
+        }
+    }
 }
 
 impl<T: Element> fmt::Debug for DeviceBuffer<T> {
@@ -117,11 +145,17 @@ impl<T: Element> DeviceBuffer<T> {
     ///
     /// [`Error::Cuda`] if there is no room.
     pub fn new(device: &Device, count: usize) -> Result<DeviceBuffer<T>> {
-        DeviceBuffer::with(device, count, false)
+        let ordinal = device.ordinal();
+        DeviceBuffer::with(ordinal, count, |bytes| {
+            device.allocate(bytes).map(|memory| Owned::Alone { memory, exposed: false })
+        })
     }
 
-    fn with(device: &Device, count: usize, exposed: bool) -> Result<DeviceBuffer<T>> {
-        let ordinal = device.ordinal();
+    fn with(
+        ordinal: usize,
+        count: usize,
+        allocate: impl FnOnce(usize) -> Result<Owned, Failure>,
+    ) -> Result<DeviceBuffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {
             return Err(Error::Argument {
@@ -131,10 +165,9 @@ impl<T: Element> DeviceBuffer<T> {
                 came: count.to_string(),
             });
         };
-        let memory = device
-            .allocate(bytes)
+        let memory = allocate(bytes)
             .map_err(|failure| failure.during(format_args!("allocating {bytes} bytes on device {ordinal}")))?;
-        Ok(DeviceBuffer { memory, count, exposed, elements: PhantomData })
+        Ok(DeviceBuffer { memory, count, elements: PhantomData })
     }
 
     /// A copy of these elements in the device's memory.
@@ -214,7 +247,8 @@ impl<T: Element> DeviceBuffer<T> {
     }
 
     fn place(&self) -> Memory {
-        Memory::Cuda { device: self.memory.device().ordinal(), exposed: self.exposed }
+        let exposed = !matches!(self.memory, Owned::Alone { exposed: false, .. });
+        Memory::Cuda { device: self.memory.device().ordinal(), exposed }
     }
 }
 
@@ -311,12 +345,24 @@ impl Communicator {
     /// Room for `count` elements in the memory of this rank's device, of which nothing is known. Peers whose devices reach it read
     /// and write it in place, which spares copies: a call does so if all its ranks pass such buffers.
     ///
+    /// A driver may let an allocation wait until the device is idle: until a call of a peer's that shares the device, and waits for this
+    /// rank, gives up. So buffers are best allocated before peers make calls.
+    ///
+    /// Where all devices hang on a switch that reduces ([`Paths::has_switch`]) and each has one rank, buffers that all ranks allocate
+    /// and drop in the same order, with the same sizes, are at the same places of all devices; calls that get the same buffers, or the same
+    /// part of them (in elements that make up a multiple of 32 bytes), on all ranks can leave the work to the switch. Ranks whose
+    /// buffers are at different places learn of it as of any other difference between calls.
+    ///
     /// # Errors
     ///
     /// [`Error::Argument`] if no CUDA device runs this rank; [`Error::Cuda`] if there is no room.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<DeviceBuffer<T>> {
-        let device = self.device().ok_or_else(|| no_device("alloc"))?;
-        DeviceBuffer::with(&device, count, true)
+        let ranks = self.cuda().ok_or_else(|| no_device("alloc"))?;
+        let device = &ranks.gpu(self.rank()).device;
+        DeviceBuffer::with(device.ordinal(), count, |bytes| match ranks.symmetric() {
+            Some(symmetric) => symmetric.allocate(self.rank(), bytes).map(Owned::Symmetric),
+            None => device.allocate(bytes).map(|memory| Owned::Alone { memory, exposed: true }),
+        })
     }
 
     /// Calls that are queued on a stream of this rank's device: `communicator.on(&stream).all_reduce(…)`.

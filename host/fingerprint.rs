@@ -93,8 +93,11 @@ pub(crate) fn describe(fingerprint: &Fingerprint) -> String {
 pub(crate) fn describe_both(left: &Fingerprint, right: &Fingerprint) -> (String, String) {
     let (mut left_text, mut right_text) = (describe(left), describe(right));
     if left_text == right_text && left.sequence == right.sequence {
-        left_text += &format!(" with plan {:#018x}", left.plan);
-        right_text += &format!(" with plan {:#018x}", right.plan);
+        // What a switch is to do depends on where the buffers are.
+        let is_switched = decode(&Algorithm::ALL, (left.call >> 24) as u8 & 0x7f) == Some(Algorithm::Nvls);
+        let what = if is_switched { "plan, or buffers at places," } else { "plan" };
+        left_text += &format!(" with {what} {:#018x}", left.plan);
+        right_text += &format!(" with {what} {:#018x}", right.plan);
     }
     if left.sequence != right.sequence {
         left_text += &format!(" as call {}", left.sequence);

@@ -244,7 +244,7 @@ fn build(args: &PlanArgs) -> Result<Plan, Failure> {
     }
     let count = size / element_bytes / blocks;
     // What ranks in one process offer.
-    let capabilities = Capabilities { windows: true };
+    let capabilities = Capabilities { windows: true, switch: false };
     let algorithm = args.algorithm.unwrap_or_else(|| {
         select::choose(collective, args.ranks, count * element_bytes, element_bytes as u32, capabilities)
     });

@@ -38,7 +38,7 @@ impl Need {
     ) -> Result<(), Failure> {
         let (element_bytes, geometry) = (element_bytes as u32, Geometry::default());
         // What ranks in one process offer.
-        let capabilities = Capabilities { windows: true };
+        let capabilities = Capabilities { windows: true, switch: false };
         let (mut last, mut counts) = (None, counts.peekable());
         while let Some(count) = counts.next() {
             let bytes = count.saturating_mul(u64::from(element_bytes));

@@ -52,6 +52,8 @@ struct Cuda {
     devices: Vec<Gpu>,
     /// By the devices' places; nothing where they could not be tried.
     paths: Option<Vec<Vec<&'static str>>>,
+    /// Whether a switch reduces among all devices; nothing where it could not be tried.
+    switch: Option<bool>,
     warnings: Vec<String>,
 }
 
@@ -96,11 +98,12 @@ fn look_at_devices(cuda: &mut Option<Cuda>) -> Result<(), Error> {
     let devices =
         (0..driver.device_count()?).map(|device| driver.device(device)).collect::<Result<Vec<Device>, _>>()?;
     let gpus = devices.iter().map(look_at).collect::<Result<Vec<Gpu>, _>>()?;
-    let seen = cuda.insert(Cuda { version, devices: gpus, paths: None, warnings: Vec::new() });
+    let seen = cuda.insert(Cuda { version, devices: gpus, paths: None, switch: None, warnings: Vec::new() });
     let paths = cuda::paths(&devices)?;
     let all = 0..paths.devices().len();
     let row = |one| all.clone().map(|other| paths.path(one, other).name()).collect();
     seen.paths = Some(all.clone().map(row).collect());
+    seen.switch = Some(paths.has_switch());
     seen.warnings = paths.warnings().to_vec();
     Ok(())
 }
@@ -160,6 +163,9 @@ fn text_of(cuda: &Cuda) -> String {
             }
         }
     }
+    if cuda.switch == Some(true) {
+        text += "  a switch reduces among all GPUs: algorithm nvls\n";
+    }
     for warning in &cuda.warnings {
         text += &format!("warning: {warning}\n");
     }
@@ -214,6 +220,7 @@ mod tests {
                 version: "12.9".to_owned(),
                 devices: vec![gpu(0), gpu(1)],
                 paths: Some(vec![vec!["same", "host"], vec!["host", "same"]]),
+                switch: Some(true),
                 warnings: vec!["devices 0 and 1: peer access does not work".to_owned()],
             }),
             errors: Vec::new(),
@@ -234,6 +241,7 @@ GPU1  host  same
 
   same = ranks that share a GPU
   host = by memory of the host that both reach
+  a switch reduces among all GPUs: algorithm nvls
 warning: devices 0 and 1: peer access does not work
 "
         );

@@ -584,7 +584,7 @@ pub struct Parameter {
 }
 
 /// What every entry point is given, in this order.
-pub const PARAMETERS: &[Parameter] = &[Parameter { name: "issue", rust: "IssueWords", ptx: "b8[96]" }];
+pub const PARAMETERS: &[Parameter] = &[Parameter { name: "issue", rust: "IssueWords", ptx: "b8[112]" }];
 
 /// An entry point of an image: block `b` interprets program `b` of a launch to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -182,8 +182,8 @@ impl CpuRank {
         }
         let element_bytes = request.element_bytes();
         let algorithm = {
-            let windows = self.world.transport.guarantees().windows;
-            self.world.algorithm(request.collective, request.count, element_bytes, windows, &self.options, overrides)
+            let able = self.world.transport.guarantees().capabilities();
+            self.world.algorithm(request.collective, request.count, element_bytes, able, &self.options, overrides)
         };
         let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
         self.prepared = None;

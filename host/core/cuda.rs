@@ -20,12 +20,14 @@ use super::{Budgeted, MemoryReport, Polled, Request, TimedStep, World};
 use crate::board::Missing;
 use crate::buffer::Memory;
 use crate::device::cuda::bind::Bound;
-use crate::device::cuda::ranks::{Ranks, address};
-use crate::device::cuda::{Event, Failure, Grid, Stream};
+use crate::device::cuda::ranks::{BoundKey, Ranks, address};
+use crate::device::cuda::symmetric::Place;
+use crate::device::cuda::{Event, Failure, Grid, KernelKey, Stream};
 use crate::dtype::{Reduction, average_factors};
 use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
-use crate::plan::{Algorithm, Collective};
+use crate::plan::select::Capabilities;
+use crate::plan::{Algorithm, Collective, MULTICAST_ALIGNMENT_BYTES};
 use crate::plan_cache::PlanKey;
 use crate::presence;
 use crate::sync::lock;
@@ -54,7 +56,7 @@ pub(crate) struct CudaRank {
     stream: Stream,
     /// Whether the last call was queued on a stream of a caller's: whatever comes next waits for it.
     was_queued: bool,
-    plans: HashMap<PlanKey, Arc<Bound>>,
+    plans: HashMap<BoundKey, Arc<Bound>>,
     /// Those whose launches may be replayed.
     captured: Vec<Arc<Bound>>,
     connections: HashSet<ConnectionKey>,
@@ -90,6 +92,15 @@ struct Placed {
     output: u64,
     result: Option<CopyBack>,
     traces: *mut Trace,
+}
+
+/// Buffers that a switch reaches.
+#[derive(Clone, Copy)]
+struct Switched {
+    /// Input and output; zero for what the switch does not touch.
+    multicast: [u64; 2],
+    /// A word that differs where the places do; not zero.
+    places: u64,
 }
 
 /// A call that has been launched.
@@ -184,7 +195,12 @@ impl CudaRank {
         }
         let exposed = self.check_memory(request, stream)?;
         let element_bytes = request.dtype.map_or(1, |dtype| dtype.bytes() as u32);
-        let algorithm = self.algorithm(request, element_bytes, overrides, exposed)?;
+        let (dtype, reduction) = request.kernel();
+        let kernel_key = (dtype, request.collective.reduces().then_some(reduction));
+        let switched = if exposed { self.switched(request, kernel_key) } else { None };
+        let able = Capabilities { windows: exposed && self.reaches(), switch: switched.is_some() };
+        let algorithm = self.algorithm(request, element_bytes, overrides, able)?;
+        let switched = switched.filter(|_| algorithm == Algorithm::Nvls);
         let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
         let is_capturing = match stream {
             Some(stream) => {
@@ -197,12 +213,15 @@ impl CudaRank {
             memory.is_replayed.store(true, Ordering::Release);
         }
         let is_replayed = memory.is_replayed.load(Ordering::Acquire);
-        let known = self.plans.get(&key).map(Arc::clone);
+        let bound_key = (key, switched.is_some());
+        let known = self.plans.get(&bound_key).map(Arc::clone);
         let shared = match &known {
             Some(bound) => Arc::clone(&bound.shared),
             None => self.world.plans.take(key, self.world.board.rank_count(), || self.world.plan(key))?,
         };
-        let asked = request.fingerprint(algorithm, shared.digest);
+        // Ranks whose buffers are at different places must not go on: to a switch there is one place.
+        let places = switched.as_ref().map_or(0, |switched| switched.places);
+        let asked = request.fingerprint(algorithm, shared.digest.wrapping_add(places));
         let rooted = request.collective.root().is_some();
         let was_unconfirmed = std::mem::replace(&mut self.unconfirmed, rooted);
         presence::drive(&self.world, self.rank);
@@ -217,12 +236,10 @@ impl CudaRank {
                 return Err(error);
             }
         }
-        let (dtype, reduction) = request.kernel();
-        let kernel_key = (dtype, request.collective.reduces().then_some(reduction));
         let prepare = |rank: &mut CudaRank| {
             let bound = match known {
                 Some(bound) => bound,
-                None => rank.bind(key, &shared)?,
+                None => rank.bind(bound_key, &shared)?,
             };
             rank.ranks.kernel(rank.rank, kernel_key).map(|kernel| (bound, kernel))
         };
@@ -250,6 +267,7 @@ impl CudaRank {
             launch: address(here.launch),
             input: address(placed.input),
             output: address(placed.output),
+            multicast: switched.map_or([0; 2], |switched| switched.multicast).map(address),
             fingerprint: asked,
             scale,
             finish,
@@ -370,22 +388,53 @@ impl CudaRank {
         Ok(all_exposed)
     }
 
+    /// Whether each rank's device reaches the others' memory.
+    fn reaches(&self) -> bool {
+        self.world.transport.guarantees().windows
+    }
+
+    /// Where a switch reaches what it would read and write in this call, if one does and does such calls.
+    fn switched(&self, request: &Request, kernel_key: KernelKey) -> Option<Switched> {
+        let symmetric = self.ranks.symmetric()?;
+        let collective = request.collective;
+        let reads = collective.reduces();
+        let writes = match collective {
+            Collective::AllReduce | Collective::AllGather | Collective::Broadcast { .. } => true,
+            Collective::ReduceScatter | Collective::Reduce { .. } | Collective::Barrier => false,
+        };
+        let place = |is_used: bool, buffer: u64, bytes: usize| {
+            if !is_used {
+                return Some(Place::default());
+            }
+            let place = symmetric.place(self.rank, buffer, bytes)?;
+            place.multicast.is_multiple_of(MULTICAST_ALIGNMENT_BYTES).then_some(place)
+        };
+        let input = place(reads, request.input.expose_provenance() as u64, self.input_bytes(request))?;
+        let output = place(writes, request.output.expose_provenance() as u64, self.output_bytes(request))?;
+        if request.count == 0 || !(reads || writes) || !self.ranks.switches(kernel_key) {
+            return None;
+        }
+        // Mixed, so that the two do not make up for each other.
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mix = |seed: u64, word: u64| (seed ^ word).wrapping_mul(ODD).rotate_left(31);
+        let places = mix(mix(1, input.name), output.name) | 1;
+        Some(Switched { multicast: [input.multicast, output.multicast], places })
+    }
+
     /// The algorithm: the caller's if it can be had.
     fn algorithm(
         &self,
         request: &Request,
         element_bytes: u32,
         overrides: &Overrides,
-        exposed: bool,
+        able: Capabilities,
     ) -> Result<Algorithm> {
-        let reaches = self.world.transport.guarantees().windows;
-        let windows = reaches && exposed;
         let (collective, count) = (request.collective, request.count);
-        let algorithm = self.world.algorithm(collective, count, element_bytes, windows, &self.options, overrides);
-        if windows || !algorithm.needs_windows() {
+        let algorithm = self.world.algorithm(collective, count, element_bytes, able, &self.options, overrides);
+        if able.windows || !algorithm.needs_windows() {
             return Ok(algorithm);
         }
-        let expected = if reaches {
+        let expected = if self.reaches() {
             "one that needs no peer to reach these buffers, or buffers from `alloc`, or registered"
         } else {
             "one that needs no windows: these ranks' devices do not reach each other's memory"
@@ -395,7 +444,7 @@ impl CudaRank {
     }
 
     /// A plan that this rank has not used yet, within its budget.
-    fn bind(&mut self, key: PlanKey, shared: &Arc<crate::plan_cache::SharedPlan>) -> Result<Arc<Bound>> {
+    fn bind(&mut self, key: BoundKey, shared: &Arc<crate::plan_cache::SharedPlan>) -> Result<Arc<Bound>> {
         let own = |connection: &&ConnectionKey| connection.to == self.rank;
         let new: Vec<ConnectionKey> = shared
             .connections

@@ -10,7 +10,14 @@ use super::{Algorithm, Collective};
 pub struct Capabilities {
     /// Whether ranks can read and write each other's memory in place.
     pub windows: bool,
+    /// Whether a switch with a reduction unit reaches the ranks' buffers, and does what the collective takes.
+    pub switch: bool,
 }
+
+/// From how many ranks and bytes on a switch with a reduction unit is the quickest: it spares each rank the others' data, and costs more
+/// to begin. (What NCCL and others found on NVSwitch of the third generation.)
+const SWITCH_RANK_COUNT_MIN: usize = 5;
+const SWITCH_BYTES_MIN: u64 = 1 << 20;
 
 /// Up to how many bytes a one-shot all-reduce is the quickest, by the number of ranks: it sends `N − 1` times the data to save
 /// exchanges, so the more ranks the less data. To be measured.
@@ -68,7 +75,14 @@ pub fn choose(
         .find(|row| rank_count <= row.rank_count)
         .map_or(ONE_SHOT_BYTES_MAX_BEYOND, |row| row.bytes);
     let all_pairs = rank_count <= ALL_PAIRS_RANK_COUNT_MAX;
-    let capabilities = Capabilities { windows: capabilities.windows && all_pairs };
+    let capabilities = Capabilities { windows: capabilities.windows && all_pairs, ..capabilities };
+    if capabilities.switch
+        && rank_count >= SWITCH_RANK_COUNT_MIN
+        && bytes >= SWITCH_BYTES_MIN
+        && Algorithm::Nvls.offers(collective)
+    {
+        return Algorithm::Nvls;
+    }
     let tree_bytes_max = TREE_BYTES_MAX_EACH_RANK.saturating_mul(rank_count as u64);
     // With fewer elements than ranks, sharing out the work would leave ranks without any.
     let too_few_to_share = bytes / u64::from(element_bytes.max(1)) < rank_count as u64;
@@ -104,8 +118,8 @@ mod tests {
             for rank_count in (0..40).chain([1024]) {
                 for bytes in (0..64).map(|shift| 1_u64 << shift).chain([0, u64::MAX]) {
                     for windows in [false, true] {
-                        for element_bytes in [0, 1, 4] {
-                            let capabilities = Capabilities { windows };
+                        for (element_bytes, switch) in [(0, false), (1, false), (4, false), (4, windows)] {
+                            let capabilities = Capabilities { windows, switch };
                             let algorithm = choose(collective, rank_count, bytes, element_bytes, capabilities);
                             assert!(algorithm.offers(collective), "{algorithm} for {collective}");
                             assert!(windows || !algorithm.needs_windows(), "{algorithm} for {collective}");
@@ -118,14 +132,18 @@ mod tests {
 
     #[test]
     fn small_data_takes_few_exchanges_and_large_data_few_bytes() {
-        let windows = Capabilities { windows: true };
-        let slots = Capabilities { windows: false };
+        let windows = Capabilities { windows: true, switch: false };
+        let slots = Capabilities::default();
+        let switch = Capabilities { windows: true, switch: true };
         let (kib, gib) = (1 << 10, 1 << 30);
         assert_eq!(choose(Collective::AllReduce, 8, 8, 4, windows), Algorithm::OneShot);
         assert_eq!(choose(Collective::AllReduce, 8, gib, 4, windows), Algorithm::Direct);
         assert_eq!(choose(Collective::AllReduce, 8, 8, 4, slots), Algorithm::OneShot);
         assert_eq!(choose(Collective::AllReduce, 8, 64 * kib, 4, slots), Algorithm::Tree);
         assert_eq!(choose(Collective::AllReduce, 8, gib, 4, slots), Algorithm::Ring);
+        assert_eq!(choose(Collective::AllReduce, 8, gib, 4, switch), Algorithm::Nvls);
+        assert_eq!(choose(Collective::AllReduce, 8, kib, 4, switch), Algorithm::OneShot);
+        assert_eq!(choose(Collective::AllGather, 2, gib, 4, switch), Algorithm::Direct);
         let root = Rank(3);
         assert_eq!(choose(Collective::Broadcast { root }, 8, kib, 4, slots), Algorithm::Tree);
         assert_eq!(choose(Collective::Broadcast { root }, 8, gib, 4, slots), Algorithm::Chain);

@@ -11,6 +11,8 @@ pub(crate) mod in_process;
 
 use tutti_kernels::layout::{ReceiveEnd, SendEnd};
 
+use crate::plan::select::Capabilities;
+
 /// Which connection: the `index`-th from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionKey {
@@ -24,6 +26,13 @@ pub(crate) struct ConnectionKey {
 pub(crate) struct Guarantees {
     /// Whether peers can read and write a rank's own buffers in place.
     pub(crate) windows: bool,
+}
+
+impl Guarantees {
+    /// What an algorithm may use of it, whatever the buffers of a call.
+    pub(crate) fn capabilities(self) -> Capabilities {
+        Capabilities { windows: self.windows, switch: false }
+    }
 }
 
 /// How much memory there is not.

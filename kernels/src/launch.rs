@@ -46,8 +46,8 @@ pub(crate) struct IssueWords(pub(crate) [u64; ISSUE_WORDS]);
 /// The words are an [`Issue`] whose launch, and all that it points at, is valid until the kernel ends, as the host lays it out.
 #[inline(always)]
 pub(crate) unsafe fn begin<'a>(issue: IssueWords) -> Option<Block<'a>> {
-    let IssueWords([launch, input, output, _, kind, count, plan, fingerprint_scale, scale, finish, ticket, flags]) =
-        issue;
+    let IssueWords([launch, input, output, input_of_all, output_of_all, rest @ ..]) = issue;
+    let [_, kind, count, plan, fingerprint_scale, scale, finish, ticket, flags] = rest;
     // SAFETY: passed on from the caller. The launch is only read; the state, which other blocks may write, is not borrowed.
     unsafe {
         let launch = &*core::ptr::with_exposed_provenance::<Launch>(launch as usize);
@@ -72,6 +72,11 @@ pub(crate) unsafe fn begin<'a>(issue: IssueWords) -> Option<Block<'a>> {
             call.fingerprint = fingerprint.after(&(*state).last);
             call.buffers[buffer::INPUT as usize] = core::ptr::with_exposed_provenance_mut(input as usize);
             call.buffers[buffer::OUTPUT as usize] = core::ptr::with_exposed_provenance_mut(output as usize);
+            let multicast = &raw mut (*own).multicast;
+            let of_all = (&raw mut (*multicast).buffers).cast::<u64>();
+            *of_all.add(buffer::INPUT as usize) = input_of_all;
+            *of_all.add(buffer::OUTPUT as usize) = output_of_all;
+            call.multicast = multicast;
             call.sends = (*state).sends;
             call.receives = (*state).receives;
             call.scale = scale;

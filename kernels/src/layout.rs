@@ -312,8 +312,8 @@ pub struct Call {
     pub buffers: [*mut u8; buffer::COUNT],
     /// Indexed by rank; an entry may be read once a slot of that rank has arrived in this call.
     pub windows: *const Window,
-    /// Multicast addresses of every rank's buffers; null where there is no switch, or the plan does not use it. May be used once
-    /// a slot of every rank has arrived in this call.
+    /// Multicast addresses of every rank's buffers: those that the plan reaches through a switch. May be used once a slot of every
+    /// rank has arrived in this call.
     pub multicast: *const Window,
     /// This rank's producing ends, as the plan numbers them.
     pub sends: *mut SendEnd,
@@ -342,7 +342,7 @@ pub struct Call {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// The call, but for what [`Issue`] and [`RankState`] say of it.
+    /// The call, but for what [`Issue`] and [`RankState`] say of it, and what lies in [`BlockView`].
     pub call: Call,
     /// One program for each thread block.
     pub programs: *const Program,
@@ -364,6 +364,8 @@ pub struct BlockView {
     pub call: Call,
     /// The program; one without steps for the only block of a rank that has nothing to do.
     pub program: Program,
+    /// Where [`Call::multicast`] points: [`Issue::multicast`], and nothing for scratch memory.
+    pub multicast: Window,
     /// [`Issue::launch`].
     pub launch: *const Launch,
     /// [`Issue::ticket`].
@@ -382,6 +384,8 @@ pub struct Issue {
     pub input: *mut u8,
     /// The caller's output.
     pub output: *mut u8,
+    /// Multicast addresses of the places of input and output in every rank's memory; null where the plan does without a switch.
+    pub multicast: [*mut u8; 2],
     /// What this rank says it is doing, with no sequence number and without what was before: kernels know.
     pub fingerprint: Fingerprint,
     /// [`Call::scale`].
@@ -504,8 +508,9 @@ const _: () = {
     assert!(size_of::<Window>() == 64 && size_of::<StepTime>() == 32 && size_of::<Trace>() == 64);
     assert!(size_of::<Call>() == 152 && offset_of!(Call, scale) == 128 && offset_of!(Call, windows) == 64);
     assert!(size_of::<Launch>() == 184 && offset_of!(Launch, programs) == 152);
-    assert!(size_of::<BlockView>() == 256 && offset_of!(BlockView, program) == 152);
-    assert!(size_of::<Issue>() == 96 && offset_of!(Issue, fingerprint) == 24 && offset_of!(Issue, flags) == 88);
+    assert!(size_of::<BlockView>() == 320 && offset_of!(BlockView, program) == 152);
+    assert!(offset_of!(BlockView, multicast) == 192 && offset_of!(BlockView, launch) == 256);
+    assert!(size_of::<Issue>() == 112 && offset_of!(Issue, fingerprint) == 40 && offset_of!(Issue, flags) == 104);
     assert!(size_of::<RankState>() == 128 && offset_of!(RankState, sends) == 40 && offset_of!(RankState, rank) == 72);
     assert!(size_of::<Report>() == 1792 && offset_of!(Report, history) == 32 && offset_of!(Report, programs) == 672);
 };

@@ -189,6 +189,8 @@ pub struct Statistics {
     pub thread_instructions: u64,
     /// Instructions, counted once for each group of lanes that executed them together.
     pub warp_instructions: u64,
+    /// Accesses through a multicast group, one for each thread and instruction.
+    pub multimem_accesses: u64,
     /// Blocks that ran.
     pub blocks: u64,
 }
@@ -364,7 +366,8 @@ impl Machine {
 
     fn new_host_clock(&self) -> Arc<Mutex<BlockClock>> {
         let block = self.0.registry.add_blocks(1.into(), 1.into(), 0);
-        Arc::new(Mutex::new(BlockClock::new(block, HOST, 1, Arc::default())))
+        let clock = BlockClock::new(block, HOST, 1, Arc::default());
+        Arc::new(Mutex::new(clock.with_alias_fences(self.0.registry.alias_fences.clone())))
     }
 
     /// Takes all host threads that have no clock of their own for one from now on: what one of them has waited for, all know. For
@@ -831,6 +834,7 @@ impl Machine {
             stopped: AtomicBool::new(false),
             instructions: AtomicU64::new(0),
             warp_instructions: AtomicU64::new(0),
+            multimem_accesses: AtomicU64::new(0),
             end: Mutex::new(End::default()),
             ended: Condvar::new(),
         });
@@ -901,6 +905,11 @@ impl Stopper {
     pub fn thread_instructions(&self) -> u64 {
         self.0.instructions.load(Ordering::Relaxed)
     }
+
+    /// Accesses through multicast groups that the launch has made, as of each block's last turn.
+    pub fn multimem_accesses(&self) -> u64 {
+        self.0.multimem_accesses.load(Ordering::Relaxed)
+    }
 }
 
 /// A launch in progress. Dropped without [`Running::wait`], it is aborted.
@@ -959,6 +968,7 @@ impl Running {
             None => Ok(Statistics {
                 thread_instructions: instructions,
                 warp_instructions: self.launched.warp_instructions.load(Ordering::Relaxed),
+                multimem_accesses: self.launched.multimem_accesses.load(Ordering::Relaxed),
                 blocks: self.launched.grid.volume(),
             }),
             Some(StopReason::Deadline) => Err(LaunchError::Deadline { kernel }),

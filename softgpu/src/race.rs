@@ -19,7 +19,8 @@
 //!
 //! Two accesses to the same bytes, one of them by way of a multicast address, are ordered only if there is a
 //! `fence.proxy.alias` on the way from one to the other (PTX ISA, "Proxy-preserved base causality order"). What is asked here is a
-//! little less: that the first thread has made one since, or the second one since it last learned of others.
+//! little less: that the first thread has made one since, or the second one since it last learned of others; and none between what a thread
+//! reads and what it writes then.
 //!
 //! Values and notes change under one lock (the page's), so that a reader gets the knowledge that belongs to the value it reads.
 //! As in FastTrack, what is reported is a race of this run's order; of several unordered atomic writes only the last
@@ -280,7 +281,7 @@ impl View<'_> {
         self.is_ordered(earlier) && (earlier.alias == access.alias || self.is_fenced(earlier))
     }
 
-    /// Whether a `fence.proxy.alias` lies between that access and now. The host makes none: what it sees is as after one.
+    /// Whether a `fence.proxy.alias` lies between that access and now. The host makes none itself.
     fn is_fenced(&self, earlier: &Access) -> bool {
         let is_own = (earlier.block, earlier.thread) == (self.block, self.thread);
         (self.alias_fenced && !is_own)
@@ -574,7 +575,9 @@ impl State {
             conflict = Some((write, true));
         }
         let mut check = |read: &Read| {
-            let unordered = read.each().find(|other| !view.comes_before(other, &access));
+            // A thread has what it loaded before it stores that anywhere, by whatever address; and kernels load in order to store.
+            let is_own = |other: &Access| (other.block, other.thread) == (access.block, access.thread);
+            let unordered = read.each().find(|other| !is_own(other) && !view.comes_before(other, &access));
             let Some(other) = unordered else { return false };
             if !other.morally_strong(&access) && conflict.is_none() {
                 conflict = Some((other, false));

@@ -181,7 +181,8 @@ pub(crate) struct Call {
     pub(crate) buffers: [u64; 3],
     /// Each rank's buffers.
     pub(crate) windows: Vec<[u64; 3]>,
-    pub(crate) multicast: Option<[u64; 3]>,
+    /// Input and output of all ranks, through a switch.
+    pub(crate) multicast: [u64; 2],
     pub(crate) sends: Vec<End>,
     pub(crate) receives: Vec<End>,
     pub(crate) abort: u64,
@@ -208,10 +209,7 @@ impl Call {
         let device = self.device;
         let put = |words: &[u64]| if words.is_empty() { 0 } else { bench.words(words, device) };
         let window = |[input, output, scratch]: &[u64; 3]| [*input, *output, *scratch, 0, 0, 0, 0, 0];
-        let (windows, multicast) = (
-            put(&self.windows.iter().flat_map(window).collect::<Vec<_>>()),
-            put(&self.multicast.iter().flat_map(window).collect::<Vec<_>>()),
-        );
+        let windows = put(&self.windows.iter().flat_map(window).collect::<Vec<_>>());
         let send = |end: &End| {
             let credit = end.moved;
             [end.slots, end.stride_bytes, end.empty, end.moved, credit, pair(end.slot_count, 0), 0, 0]
@@ -263,12 +261,28 @@ impl Call {
             device,
         );
         let mut launch = vec![ELSEWHERE; 7];
-        launch.extend([self.buffers[2], windows, multicast, ELSEWHERE, ELSEWHERE, completed, abort, self.touching, 0]);
+        launch.extend([self.buffers[2], windows, ELSEWHERE, ELSEWHERE, ELSEWHERE, completed, abort, self.touching, 0]);
         launch.extend([ELSEWHERE, ELSEWHERE, pair(self.slot_format, 0), put(&programs), views, state]);
         launch.push(pair(blocks, 0));
         let launch = put(&launch);
         let [input, output, _] = self.buffers;
-        let issue = [launch, input, output, 0, call, count, plan, scale, self.scale, self.finish, 0, 0];
+        let [input_of_all, output_of_all] = self.multicast;
+        let issue = [
+            launch,
+            input,
+            output,
+            input_of_all,
+            output_of_all,
+            0,
+            call,
+            count,
+            plan,
+            scale,
+            self.scale,
+            self.finish,
+            0,
+            0,
+        ];
         Launch { issue, state, report, device, blocks, sends, receives }
     }
 }

@@ -44,7 +44,7 @@ fn images() -> &'static [Image] {
 /// An entry point as the text declares it: its name and its parameters' types.
 type Declared = (String, Vec<String>);
 
-/// Every `.entry` of the text. A parameter reads `.param .u64 .ptr .align 1 name,`, or `.param .align 8 .b8 name[96]`.
+/// Every `.entry` of the text. A parameter reads `.param .u64 .ptr .align 1 name,`, or `.param .align 8 .b8 name[112]`.
 fn declared_entries(text: &str) -> Vec<Declared> {
     let mut entries: Vec<Declared> = Vec::new();
     let mut lines = text.lines();

@@ -113,7 +113,7 @@ fn run(
     let slots: Vec<Operand> = (1..case.ranks).map(|end| Operand::new(operand_kind::SLOT, end as u32 - 1)).collect();
     let local = |buffer: u32| Operand::new(operand_kind::LOCAL, buffer);
     let window = local(buffer::SCRATCH).at(skew);
-    let switched = Operand { buffer: buffer::SCRATCH, ..Operand::new(operand_kind::MULTICAST, 0) };
+    let switched = Operand { buffer: buffer::INPUT, ..Operand::new(operand_kind::MULTICAST, 0) };
     let step = |bytes: u64, source: Operand, destination: Operand, flags: u32| gpu::Step {
         bytes,
         sources: vec![source],
@@ -170,7 +170,7 @@ fn run(
                 device: rank as u32,
                 fingerprint: [1, 2, count as u64, 3, 4],
                 buffers: [held, outputs[rank as usize], windows[rank as usize]],
-                multicast: Some([0, 0, group]),
+                multicast: [group, 0],
                 sends,
                 receives,
                 abort,

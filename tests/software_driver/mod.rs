@@ -75,6 +75,21 @@ impl Software {
         (0..count).map(|ordinal| self.device(ordinal)).collect()
     }
 
+    /// How often kernels of a device that have ended reached memory through a switch.
+    pub(crate) fn multimem_accesses(&self, device: usize) -> u64 {
+        // Its numbers, in the order of the library's `SoftgpuStatistics`, and room to spare.
+        let mut numbers = [0_u64; 32];
+        // SAFETY: the function has this type.
+        let statistics = unsafe {
+            self.symbols
+                .get::<unsafe extern "C" fn(c_int, *mut u64) -> c_int>(b"softgpu_statistics\0")
+                .expect("it is there")
+        };
+        // SAFETY: there is room.
+        assert_eq!(unsafe { statistics(device as c_int, numbers.as_mut_ptr()) }, 0);
+        numbers[2]
+    }
+
     /// What kernels have done that they must not, so far.
     pub(crate) fn faults(&self) -> String {
         // SAFETY: the function has this type.

@@ -74,8 +74,9 @@ fn threads_for(chunk_bytes: u64) -> u32 {
     wanted.next_multiple_of(tutti_codegen::WARP_THREADS)
 }
 
-/// Lays out a plan for all ranks, and opens the connections that it needs.
-pub(crate) fn bind(ranks: &Arc<Ranks>, shared: &Arc<SharedPlan>) -> Result<Bound> {
+/// Lays out a plan for all ranks, and opens the connections that it needs; `switched` says whether a switch does what the plan has one
+/// do.
+pub(crate) fn bind(ranks: &Arc<Ranks>, shared: &Arc<SharedPlan>, switched: bool) -> Result<Bound> {
     let mut bound = Bound {
         shared: Arc::clone(shared),
         ranks: Vec::with_capacity(ranks.rank_count()),
@@ -90,7 +91,7 @@ pub(crate) fn bind(ranks: &Arc<Ranks>, shared: &Arc<SharedPlan>) -> Result<Bound
     bound.threads = threads_for(chunk_bytes.max().unwrap_or(0));
     let transport = CudaTransport(Arc::clone(ranks));
     for rank in 0..ranks.rank_count() {
-        let conventions = Conventions { multicast: false, caches: false };
+        let conventions = Conventions { multicast: switched, caches: false };
         let tables = ranks.with_ends(rank, |ends| RankTables::new(shared, rank, ends, &transport, conventions))?;
         let laid_out = lay_out(ranks, rank, &tables).map_err(|failure: Failure| out_of_memory(rank, failure))?;
         bound.blocks_of_device[ranks.place(rank)] += laid_out.blocks;

@@ -8,7 +8,7 @@ use super::result::Failure;
 use super::safe::{Device, Kernel, Module};
 use crate::dtype::{DType, Reduction};
 use crate::error::{Error, Result};
-use crate::ptx::{self, Slots};
+use crate::ptx::{self, Entry, Image, Slots};
 use crate::sync::lock;
 
 /// Warps that a block has at most.
@@ -29,9 +29,21 @@ pub(crate) type KernelKey = (DType, Option<Reduction>);
 #[derive(Clone)]
 pub(crate) struct LoadedKernel {
     pub(crate) kernel: Kernel,
+    /// Whether it has steps that a switch does.
+    pub(crate) switches: bool,
     module: Arc<Module>,
     /// By warps of a block, how many blocks a multiprocessor holds, where that has been asked.
     blocks: Arc<[AtomicU32; WARPS_MAX + 1]>,
+}
+
+/// Whether an image's kernel for a type and a reduction has steps that a switch does: the image is new enough for them, and switches
+/// offer the reduction.
+fn switches(image: &Image, (dtype, reduction): KernelKey) -> bool {
+    let compute_capability = image.architecture().compute_capability;
+    match reduction {
+        Some(reduction) => ptx::check_multimem(dtype, reduction, compute_capability).is_ok(),
+        None => compute_capability >= tutti_codegen::MULTIMEM_CAPABILITY,
+    }
 }
 
 impl Device {
@@ -46,12 +58,8 @@ impl Device {
             return Ok(loaded);
         }
         let device = self.ordinal();
-        let (compute_capability, cuda) = (self.compute_capability()?, self.driver().version()?);
-        let (image, entry) = match key {
-            (dtype, Some(reduction)) => ptx::entry_for(Slots::Simple, dtype, reduction, compute_capability, cuda),
-            (_, None) => ptx::copy_entry(Slots::Simple, compute_capability, cuda),
-        }
-        .map_err(|reason| Error::NoKernel { device, reason })?;
+        let (image, entry) = self.entry(key)?;
+        let switches = switches(image, key);
         let mut modules = lock(&self.code().modules);
         let mut load = || {
             let module = match modules.get(&image.file_name()) {
@@ -63,13 +71,31 @@ impl Device {
                 }
             };
             let kernel = module.kernel(&entry.name())?;
-            Ok(LoadedKernel { kernel, module, blocks: Arc::default() })
+            Ok(LoadedKernel { kernel, switches, module, blocks: Arc::default() })
         };
         let loaded: LoadedKernel = load().map_err(|failure: Failure| {
             failure.during(format_args!("loading {} on device {device}", image.file_name()))
         })?;
         lock(&self.code().kernels).insert(key, loaded.clone());
         Ok(loaded)
+    }
+
+    /// Whether the kernel for a type and a reduction has steps that a switch does.
+    pub(crate) fn switches(&self, key: KernelKey) -> bool {
+        match self.loaded(key) {
+            Some(loaded) => loaded.switches,
+            None => self.entry(key).is_ok_and(|(image, _)| switches(image, key)),
+        }
+    }
+
+    /// The entry point for a type and a reduction, and the image that has it.
+    fn entry(&self, key: KernelKey) -> Result<(&'static Image, Entry)> {
+        let (compute_capability, cuda) = (self.compute_capability()?, self.driver().version()?);
+        match key {
+            (dtype, Some(reduction)) => ptx::entry_for(Slots::Simple, dtype, reduction, compute_capability, cuda),
+            (_, None) => ptx::copy_entry(Slots::Simple, compute_capability, cuda),
+        }
+        .map_err(|reason| Error::NoKernel { device: self.ordinal(), reason })
     }
 
     /// Whether so many blocks of a kernel are on the device at once.

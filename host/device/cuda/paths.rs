@@ -39,6 +39,7 @@ pub struct Paths {
     devices: Vec<Device>,
     /// By the devices' places.
     matrix: Vec<Vec<Path>>,
+    has_switch: bool,
     warnings: Vec<String>,
 }
 
@@ -58,7 +59,7 @@ impl Paths {
                 warnings.extend(seen);
             }
         }
-        Ok(Paths { devices, matrix, warnings })
+        Ok(Paths { devices, matrix, has_switch: false, warnings })
     }
 
     /// The devices, each once.
@@ -82,6 +83,25 @@ impl Paths {
         }
         let place = |device| self.devices.iter().position(|each| each == device);
         place(one).zip(place(other)).map_or(Path::Host, |(one, other)| self.matrix[one][other])
+    }
+
+    /// Says whether a switch with a reduction unit works among all devices, and what was seen if one should have.
+    pub(crate) fn note_switch(&mut self, works: bool, seen: Vec<String>) {
+        self.has_switch = works;
+        self.warnings.extend(seen);
+    }
+
+    /// Whether all devices hang on a switch that reduces (NVSwitch from the third generation on), which has been tried: collectives on
+    /// memory from [`Communicator::alloc`](crate::Communicator::alloc) can leave the work to it.
+    pub fn has_switch(&self) -> bool {
+        self.has_switch
+    }
+
+    /// Whether ranks on these devices, one for each entry, can leave work to a switch: it reaches a device's memory once, so no
+    /// device may have two ranks.
+    pub(crate) fn switches(&self, devices: &[Device]) -> bool {
+        let is_new = |(place, device): (usize, &Device)| !devices[..place].contains(device);
+        self.has_switch && devices.len() > 1 && devices.iter().enumerate().all(is_new)
     }
 
     /// Paths that should have worked and did not, with what was seen.

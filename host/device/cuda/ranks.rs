@@ -19,6 +19,7 @@ use super::heap::{Chunk, Heap};
 use super::paths::{Path, Paths};
 use super::result::Failure;
 use super::safe::{Device, DeviceMemory, Event, PinnedMemory, Stream};
+use super::symmetric::Symmetric;
 use crate::board::Board;
 use crate::device::program::Ends;
 use crate::error::{Error, Result};
@@ -130,6 +131,9 @@ struct Table {
     filled: usize,
 }
 
+/// A plan, and whether what it has a switch do is done by one: otherwise each rank does it with an operand for each rank.
+pub(crate) type BoundKey = (PlanKey, bool);
+
 /// Where a plan is, once it is laid out.
 type BoundPlace = Arc<Mutex<Option<Arc<Bound>>>>;
 
@@ -144,9 +148,11 @@ pub(crate) struct Ranks {
     /// Memory of the host for slots.
     pinned: Mutex<Heap<PinnedMemory>>,
     paths: Paths,
+    /// Memory that a switch reaches on all devices at once, where there is one.
+    symmetric: Option<Arc<Symmetric>>,
     geometry: Geometry,
     connections: Mutex<HashMap<ConnectionKey, (u64, u64)>>,
-    bound: Mutex<HashMap<PlanKey, BoundPlace>>,
+    bound: Mutex<HashMap<BoundKey, BoundPlace>>,
     binding: Mutex<()>,
     mirroring: Mutex<()>,
 }
@@ -219,7 +225,10 @@ impl Ranks {
         };
         let (shared, ranks) =
             make().map_err(|failure: Failure| failure.during("making a communicator on CUDA devices"))?;
+        let symmetric = paths.switches(devices).then(|| Symmetric::new(devices)).transpose();
+        let symmetric = symmetric.map_err(|failure| failure.during("asking for what a switch reaches"))?;
         Ok(Ranks {
+            symmetric: symmetric.map(Arc::new),
             gpus,
             places,
             ranks,
@@ -256,6 +265,11 @@ impl Ranks {
     /// How devices reach each other, those of these ranks among them.
     pub(crate) fn paths(&self) -> &Paths {
         &self.paths
+    }
+
+    /// Memory that a switch reaches on all devices at once, where there is one.
+    pub(crate) fn symmetric(&self) -> Option<&Arc<Symmetric>> {
+        self.symmetric.as_ref()
     }
 
     /// The abort word, as kernels read it.
@@ -316,7 +330,7 @@ impl Ranks {
     /// The plan of `key`, laid out for every rank.
     pub(crate) fn bound(
         self: &Arc<Ranks>,
-        key: PlanKey,
+        key: BoundKey,
         plan: impl FnOnce() -> Result<Arc<SharedPlan>>,
     ) -> Result<Arc<Bound>> {
         let place = Arc::clone(lock(&self.bound).entry(key).or_default());
@@ -327,7 +341,7 @@ impl Ranks {
         if let Some(bound) = &*lock(&place) {
             return Ok(Arc::clone(bound));
         }
-        let bound = Arc::new(bind(self, &plan()?)?);
+        let bound = Arc::new(bind(self, &plan()?, key.1)?);
         *lock(&place) = Some(Arc::clone(&bound));
         Ok(bound)
     }
@@ -344,6 +358,11 @@ impl Ranks {
             gpu.device.kernel(key)?;
         }
         self.gpu(rank).device.kernel(key)
+    }
+
+    /// Whether the kernels of every rank's device for a type and a reduction have steps that a switch does.
+    pub(crate) fn switches(&self, key: KernelKey) -> bool {
+        self.gpus.iter().all(|gpu| gpu.device.switches(key))
     }
 
     /// Opens the ends that `lay_out` asks for, and puts them where the rank's kernels look for them.

@@ -59,16 +59,36 @@ pub(crate) type Tried = (Path, Vec<String>);
 pub(crate) struct Functions {
     symbols: sys::Library,
     pub(crate) path: PathBuf,
+    /// Whether switches with a reduction unit work, by the numbers of the devices among which that has been tried; and what was seen.
+    pub(crate) tried_switches: Mutex<HashMap<Vec<usize>, (bool, Vec<String>)>>,
     /// Devices that have been opened, by their numbers.
     pub(super) opened: Mutex<HashMap<usize, Arc<Context>>>,
     /// How devices reach each other, by their numbers, where that has been tried; and what was seen then.
     pub(crate) tried: Mutex<HashMap<(usize, usize), Tried>>,
 }
 
-/// Makes methods of the driver's functions: each checks the code.
+/// Makes methods of the driver's functions: each checks the code. Those behind `newer` are of drivers that not everybody has; they say
+/// so where they are missing.
 macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
+    (
+        { $($name:ident($($argument:ident: $type:ty),* $(,)?);)* }
+        newer { $($newer:ident($($newer_argument:ident: $newer_type:ty),* $(,)?);)* }
+    ) => {
         impl Functions {
+            $(
+                /// The driver's function of this name, if it has it.
+                ///
+                /// # Safety
+                /// As CUDA's documentation says of it.
+                #[allow(non_snake_case)]
+                pub(crate) unsafe fn $newer(&self, $($newer_argument: $newer_type),*) -> Result<(), Failure> {
+                    if self.symbols.$newer.is_err() {
+                        return Err(Failure::ours(stringify!($newer), "the driver is too old to have this function"));
+                    }
+                    // SAFETY: passed on from the caller; the function is there.
+                    self.check(stringify!($newer), unsafe { self.symbols.$newer($($newer_argument),*) })
+                }
+            )*
             $(
                 /// The driver's function of this name.
                 ///
@@ -95,82 +115,122 @@ macro_rules! functions {
 }
 
 functions! {
-    cuInit(flags: u32);
-    cuDriverGetVersion(version: *mut i32);
-    cuDeviceGetCount(count: *mut i32);
-    cuDeviceGet(device: *mut sys::CUdevice, ordinal: i32);
-    cuDeviceGetName(name: *mut c_char, length: i32, device: sys::CUdevice);
-    cuDeviceGetAttribute(value: *mut i32, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
-    cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
-    cuDeviceGetPCIBusId(name: *mut c_char, length: i32, device: sys::CUdevice);
-    cuDeviceCanAccessPeer(can: *mut i32, device: sys::CUdevice, peer: sys::CUdevice);
-    cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
-    cuCtxPushCurrent_v2(context: sys::CUcontext);
-    cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
-    cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: u32);
-    cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
-    cuMemFree_v2(address: sys::CUdeviceptr);
-    cuMemHostAlloc(address: *mut *mut core::ffi::c_void, bytes: usize, flags: u32);
-    cuMemFreeHost(address: *mut core::ffi::c_void);
-    cuMemHostGetDevicePointer_v2(device: *mut sys::CUdeviceptr, host: *mut core::ffi::c_void, flags: u32);
-    cuMemcpyHtoDAsync_v2(to: sys::CUdeviceptr, from: *const core::ffi::c_void, bytes: usize, stream: sys::CUstream);
-    cuMemcpyDtoHAsync_v2(to: *mut core::ffi::c_void, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
-    cuStreamCreate(stream: *mut sys::CUstream, flags: u32);
-    cuStreamDestroy_v2(stream: sys::CUstream);
-    cuStreamSynchronize(stream: sys::CUstream);
-    cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: u32);
-    cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
-    cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
-    cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
-    cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
-    cuGraphInstantiateWithFlags(exec: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64);
-    cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream);
-    cuGraphExecDestroy(exec: sys::CUgraphExec);
-    cuGraphDestroy(graph: sys::CUgraph);
-    cuEventCreate(event: *mut sys::CUevent, flags: u32);
-    cuEventDestroy_v2(event: sys::CUevent);
-    cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
-    cuEventQuery(event: sys::CUevent);
-    cuModuleLoadDataEx(
-        module: *mut sys::CUmodule,
-        image: *const core::ffi::c_void,
-        option_count: u32,
-        options: *mut sys::CUjit_option,
-        values: *mut *mut core::ffi::c_void,
-    );
-    cuModuleUnload(module: sys::CUmodule);
-    cuModuleGetFunction(function: *mut sys::CUfunction, module: sys::CUmodule, name: *const c_char);
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks: *mut i32,
-        function: sys::CUfunction,
-        threads: i32,
-        shared_bytes: usize,
-    );
-    cuLaunchKernel(
-        function: sys::CUfunction,
-        grid_x: u32,
-        grid_y: u32,
-        grid_z: u32,
-        block_x: u32,
-        block_y: u32,
-        block_z: u32,
-        shared_bytes: u32,
-        stream: sys::CUstream,
-        parameters: *mut *mut core::ffi::c_void,
-        extra: *mut *mut core::ffi::c_void,
-    );
-    cuLaunchCooperativeKernel(
-        function: sys::CUfunction,
-        grid_x: u32,
-        grid_y: u32,
-        grid_z: u32,
-        block_x: u32,
-        block_y: u32,
-        block_z: u32,
-        shared_bytes: u32,
-        stream: sys::CUstream,
-        parameters: *mut *mut core::ffi::c_void,
-    );
+    {
+        cuInit(flags: u32);
+        cuDriverGetVersion(version: *mut i32);
+        cuDeviceGetCount(count: *mut i32);
+        cuDeviceGet(device: *mut sys::CUdevice, ordinal: i32);
+        cuDeviceGetName(name: *mut c_char, length: i32, device: sys::CUdevice);
+        cuDeviceGetAttribute(value: *mut i32, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
+        cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
+        cuDeviceGetPCIBusId(name: *mut c_char, length: i32, device: sys::CUdevice);
+        cuDeviceCanAccessPeer(can: *mut i32, device: sys::CUdevice, peer: sys::CUdevice);
+        cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
+        cuCtxPushCurrent_v2(context: sys::CUcontext);
+        cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
+        cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: u32);
+        cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
+        cuMemFree_v2(address: sys::CUdeviceptr);
+        cuMemHostAlloc(address: *mut *mut core::ffi::c_void, bytes: usize, flags: u32);
+        cuMemFreeHost(address: *mut core::ffi::c_void);
+        cuMemHostGetDevicePointer_v2(device: *mut sys::CUdeviceptr, host: *mut core::ffi::c_void, flags: u32);
+        cuMemcpyHtoDAsync_v2(to: sys::CUdeviceptr, from: *const core::ffi::c_void, bytes: usize, stream: sys::CUstream);
+        cuMemcpyDtoHAsync_v2(to: *mut core::ffi::c_void, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
+        cuMemAddressReserve(address: *mut sys::CUdeviceptr, bytes: usize, alignment: usize, hint: sys::CUdeviceptr, flags: u64);
+        cuMemAddressFree(address: sys::CUdeviceptr, bytes: usize);
+        cuMemCreate(
+            handle: *mut sys::CUmemGenericAllocationHandle,
+            bytes: usize,
+            properties: *const sys::CUmemAllocationProp,
+            flags: u64,
+        );
+        cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+        cuMemMap(
+            address: sys::CUdeviceptr,
+            bytes: usize,
+            offset: usize,
+            handle: sys::CUmemGenericAllocationHandle,
+            flags: u64,
+        );
+        cuMemUnmap(address: sys::CUdeviceptr, bytes: usize);
+        cuMemSetAccess(address: sys::CUdeviceptr, bytes: usize, accesses: *const sys::CUmemAccessDesc, count: usize);
+        cuStreamCreate(stream: *mut sys::CUstream, flags: u32);
+        cuStreamDestroy_v2(stream: sys::CUstream);
+        cuStreamSynchronize(stream: sys::CUstream);
+        cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: u32);
+        cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
+        cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
+        cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
+        cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
+        cuGraphInstantiateWithFlags(exec: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64);
+        cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream);
+        cuGraphExecDestroy(exec: sys::CUgraphExec);
+        cuGraphDestroy(graph: sys::CUgraph);
+        cuEventCreate(event: *mut sys::CUevent, flags: u32);
+        cuEventDestroy_v2(event: sys::CUevent);
+        cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
+        cuEventQuery(event: sys::CUevent);
+        cuModuleLoadDataEx(
+            module: *mut sys::CUmodule,
+            image: *const core::ffi::c_void,
+            option_count: u32,
+            options: *mut sys::CUjit_option,
+            values: *mut *mut core::ffi::c_void,
+        );
+        cuModuleUnload(module: sys::CUmodule);
+        cuModuleGetFunction(function: *mut sys::CUfunction, module: sys::CUmodule, name: *const c_char);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            blocks: *mut i32,
+            function: sys::CUfunction,
+            threads: i32,
+            shared_bytes: usize,
+        );
+        cuLaunchKernel(
+            function: sys::CUfunction,
+            grid_x: u32,
+            grid_y: u32,
+            grid_z: u32,
+            block_x: u32,
+            block_y: u32,
+            block_z: u32,
+            shared_bytes: u32,
+            stream: sys::CUstream,
+            parameters: *mut *mut core::ffi::c_void,
+            extra: *mut *mut core::ffi::c_void,
+        );
+        cuLaunchCooperativeKernel(
+            function: sys::CUfunction,
+            grid_x: u32,
+            grid_y: u32,
+            grid_z: u32,
+            block_x: u32,
+            block_y: u32,
+            block_z: u32,
+            shared_bytes: u32,
+            stream: sys::CUstream,
+            parameters: *mut *mut core::ffi::c_void,
+        );
+    }
+    newer {
+        cuMulticastCreate(
+            handle: *mut sys::CUmemGenericAllocationHandle,
+            properties: *const sys::CUmulticastObjectProp,
+        );
+        cuMulticastAddDevice(handle: sys::CUmemGenericAllocationHandle, device: sys::CUdevice);
+        cuMulticastBindMem(
+            handle: sys::CUmemGenericAllocationHandle,
+            at: usize,
+            memory: sys::CUmemGenericAllocationHandle,
+            memory_at: usize,
+            bytes: usize,
+            flags: u64,
+        );
+        cuMulticastGetGranularity(
+            bytes: *mut usize,
+            properties: *const sys::CUmulticastObjectProp,
+            option: sys::CUmulticastGranularity_flags,
+        );
+    }
 }
 
 impl Functions {
@@ -200,6 +260,7 @@ impl Functions {
             path: path.clone(),
             opened: Mutex::default(),
             tried: Mutex::default(),
+            tried_switches: Mutex::default(),
         });
         if let Some(name) = functions.missing() {
             return Err(no_driver(format!("it has no function {name}; install a newer driver")));

@@ -159,6 +159,11 @@ impl Device {
         &self.0.driver.0
     }
 
+    /// As the driver's functions name it.
+    pub(super) fn handle(&self) -> sys::CUdevice {
+        self.0.handle
+    }
+
     /// Its primary context, in which ranks run.
     pub(crate) fn context(&self) -> sys::CUcontext {
         self.0.context
@@ -246,6 +251,12 @@ impl Device {
         unsafe { self.functions().cuDeviceTotalMem_v2(&raw mut bytes, self.0.handle) }
             .map_err(|failure| failure.during(format_args!("asking device {} for its memory", self.ordinal())))?;
         Ok(bytes as u64)
+    }
+
+    /// Whether the driver says that a switch with a reduction unit reaches this device's memory. (One that is too old to know of them
+    /// says that it does not know the attribute.)
+    pub(crate) fn has_multicast(&self) -> bool {
+        self.attribute(sys::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED).is_ok_and(|has| has != 0)
     }
 
     /// Whether the driver says that this device can reach another one's memory.

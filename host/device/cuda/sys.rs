@@ -370,6 +370,84 @@ pub const CUDA_ERROR_KEY_ROTATION: cudaError_enum = 916;
 pub const CUDA_ERROR_UNKNOWN: cudaError_enum = 999;
 pub type cudaError_enum = ::core::ffi::c_uint;
 pub use self::cudaError_enum as CUresult;
+pub type CUmemGenericAllocationHandle_v1 = ::core::ffi::c_ulonglong;
+pub type CUmemGenericAllocationHandle = CUmemGenericAllocationHandle_v1;
+pub const CU_MEM_HANDLE_TYPE_NONE: CUmemAllocationHandleType_enum = 0;
+pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: CUmemAllocationHandleType_enum = 1;
+pub const CU_MEM_HANDLE_TYPE_WIN32: CUmemAllocationHandleType_enum = 2;
+pub const CU_MEM_HANDLE_TYPE_WIN32_KMT: CUmemAllocationHandleType_enum = 4;
+pub const CU_MEM_HANDLE_TYPE_FABRIC: CUmemAllocationHandleType_enum = 8;
+pub const CU_MEM_HANDLE_TYPE_MAX: CUmemAllocationHandleType_enum = 2147483647;
+pub type CUmemAllocationHandleType_enum = ::core::ffi::c_uint;
+pub use self::CUmemAllocationHandleType_enum as CUmemAllocationHandleType;
+pub const CU_MEM_ACCESS_FLAGS_PROT_NONE: CUmemAccess_flags_enum = 0;
+pub const CU_MEM_ACCESS_FLAGS_PROT_READ: CUmemAccess_flags_enum = 1;
+pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: CUmemAccess_flags_enum = 3;
+pub const CU_MEM_ACCESS_FLAGS_PROT_MAX: CUmemAccess_flags_enum = 2147483647;
+pub type CUmemAccess_flags_enum = ::core::ffi::c_uint;
+pub use self::CUmemAccess_flags_enum as CUmemAccess_flags;
+pub const CU_MEM_LOCATION_TYPE_INVALID: CUmemLocationType_enum = 0;
+pub const CU_MEM_LOCATION_TYPE_DEVICE: CUmemLocationType_enum = 1;
+pub const CU_MEM_LOCATION_TYPE_HOST: CUmemLocationType_enum = 2;
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: CUmemLocationType_enum = 3;
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: CUmemLocationType_enum = 4;
+pub const CU_MEM_LOCATION_TYPE_MAX: CUmemLocationType_enum = 2147483647;
+pub type CUmemLocationType_enum = ::core::ffi::c_uint;
+pub use self::CUmemLocationType_enum as CUmemLocationType;
+pub const CU_MEM_ALLOCATION_TYPE_INVALID: CUmemAllocationType_enum = 0;
+pub const CU_MEM_ALLOCATION_TYPE_PINNED: CUmemAllocationType_enum = 1;
+pub const CU_MEM_ALLOCATION_TYPE_MAX: CUmemAllocationType_enum = 2147483647;
+pub type CUmemAllocationType_enum = ::core::ffi::c_uint;
+pub use self::CUmemAllocationType_enum as CUmemAllocationType;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUmemLocation_st {
+    pub type_: CUmemLocationType,
+    pub id: ::core::ffi::c_int,
+}
+pub type CUmemLocation_v1 = CUmemLocation_st;
+pub type CUmemLocation = CUmemLocation_v1;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUmemAllocationProp_st {
+    pub type_: CUmemAllocationType,
+    pub requestedHandleTypes: CUmemAllocationHandleType,
+    pub location: CUmemLocation,
+    pub win32HandleMetaData: *mut ::core::ffi::c_void,
+    pub allocFlags: CUmemAllocationProp_st__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUmemAllocationProp_st__bindgen_ty_1 {
+    pub compressionType: ::core::ffi::c_uchar,
+    pub gpuDirectRDMACapable: ::core::ffi::c_uchar,
+    pub usage: ::core::ffi::c_ushort,
+    pub reserved: [::core::ffi::c_uchar; 4usize],
+}
+pub type CUmemAllocationProp_v1 = CUmemAllocationProp_st;
+pub type CUmemAllocationProp = CUmemAllocationProp_v1;
+pub const CU_MULTICAST_GRANULARITY_MINIMUM: CUmulticastGranularity_flags_enum = 0;
+pub const CU_MULTICAST_GRANULARITY_RECOMMENDED: CUmulticastGranularity_flags_enum = 1;
+pub type CUmulticastGranularity_flags_enum = ::core::ffi::c_uint;
+pub use self::CUmulticastGranularity_flags_enum as CUmulticastGranularity_flags;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUmulticastObjectProp_st {
+    pub numDevices: ::core::ffi::c_uint,
+    pub size: usize,
+    pub handleTypes: ::core::ffi::c_ulonglong,
+    pub flags: ::core::ffi::c_ulonglong,
+}
+pub type CUmulticastObjectProp_v1 = CUmulticastObjectProp_st;
+pub type CUmulticastObjectProp = CUmulticastObjectProp_v1;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUmemAccessDesc_st {
+    pub location: CUmemLocation,
+    pub flags: CUmemAccess_flags,
+}
+pub type CUmemAccessDesc_v1 = CUmemAccessDesc_st;
+pub type CUmemAccessDesc = CUmemAccessDesc_v1;
 pub struct Library {
     __library: ::libloading::Library,
     pub cuGetErrorString: Result<
@@ -456,6 +534,73 @@ pub struct Library {
             srcDevice: CUdeviceptr,
             ByteCount: usize,
             hStream: CUstream,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemAddressReserve: Result<
+        unsafe extern "C" fn(
+            ptr: *mut CUdeviceptr,
+            size: usize,
+            alignment: usize,
+            addr: CUdeviceptr,
+            flags: ::core::ffi::c_ulonglong,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemAddressFree: Result<unsafe extern "C" fn(ptr: CUdeviceptr, size: usize) -> CUresult, ::libloading::Error>,
+    pub cuMemCreate: Result<
+        unsafe extern "C" fn(
+            handle: *mut CUmemGenericAllocationHandle,
+            size: usize,
+            prop: *const CUmemAllocationProp,
+            flags: ::core::ffi::c_ulonglong,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemRelease:
+        Result<unsafe extern "C" fn(handle: CUmemGenericAllocationHandle) -> CUresult, ::libloading::Error>,
+    pub cuMemMap: Result<
+        unsafe extern "C" fn(
+            ptr: CUdeviceptr,
+            size: usize,
+            offset: usize,
+            handle: CUmemGenericAllocationHandle,
+            flags: ::core::ffi::c_ulonglong,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemUnmap: Result<unsafe extern "C" fn(ptr: CUdeviceptr, size: usize) -> CUresult, ::libloading::Error>,
+    pub cuMemSetAccess: Result<
+        unsafe extern "C" fn(ptr: CUdeviceptr, size: usize, desc: *const CUmemAccessDesc, count: usize) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMulticastCreate: Result<
+        unsafe extern "C" fn(
+            mcHandle: *mut CUmemGenericAllocationHandle,
+            prop: *const CUmulticastObjectProp,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMulticastAddDevice: Result<
+        unsafe extern "C" fn(mcHandle: CUmemGenericAllocationHandle, dev: CUdevice) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMulticastBindMem: Result<
+        unsafe extern "C" fn(
+            mcHandle: CUmemGenericAllocationHandle,
+            mcOffset: usize,
+            memHandle: CUmemGenericAllocationHandle,
+            memOffset: usize,
+            size: usize,
+            flags: ::core::ffi::c_ulonglong,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMulticastGetGranularity: Result<
+        unsafe extern "C" fn(
+            granularity: *mut usize,
+            prop: *const CUmulticastObjectProp,
+            option: CUmulticastGranularity_flags,
         ) -> CUresult,
         ::libloading::Error,
     >,
@@ -585,6 +730,17 @@ impl Library {
         let cuDeviceGetPCIBusId = unsafe { __library.get(b"cuDeviceGetPCIBusId\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 = unsafe { __library.get(b"cuMemcpyHtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemcpyDtoHAsync_v2 = unsafe { __library.get(b"cuMemcpyDtoHAsync_v2\0") }.map(|sym| *sym);
+        let cuMemAddressReserve = unsafe { __library.get(b"cuMemAddressReserve\0") }.map(|sym| *sym);
+        let cuMemAddressFree = unsafe { __library.get(b"cuMemAddressFree\0") }.map(|sym| *sym);
+        let cuMemCreate = unsafe { __library.get(b"cuMemCreate\0") }.map(|sym| *sym);
+        let cuMemRelease = unsafe { __library.get(b"cuMemRelease\0") }.map(|sym| *sym);
+        let cuMemMap = unsafe { __library.get(b"cuMemMap\0") }.map(|sym| *sym);
+        let cuMemUnmap = unsafe { __library.get(b"cuMemUnmap\0") }.map(|sym| *sym);
+        let cuMemSetAccess = unsafe { __library.get(b"cuMemSetAccess\0") }.map(|sym| *sym);
+        let cuMulticastCreate = unsafe { __library.get(b"cuMulticastCreate\0") }.map(|sym| *sym);
+        let cuMulticastAddDevice = unsafe { __library.get(b"cuMulticastAddDevice\0") }.map(|sym| *sym);
+        let cuMulticastBindMem = unsafe { __library.get(b"cuMulticastBindMem\0") }.map(|sym| *sym);
+        let cuMulticastGetGranularity = unsafe { __library.get(b"cuMulticastGetGranularity\0") }.map(|sym| *sym);
         let cuStreamCreate = unsafe { __library.get(b"cuStreamCreate\0") }.map(|sym| *sym);
         let cuStreamWaitEvent = unsafe { __library.get(b"cuStreamWaitEvent\0") }.map(|sym| *sym);
         let cuStreamBeginCapture_v2 = unsafe { __library.get(b"cuStreamBeginCapture_v2\0") }.map(|sym| *sym);
@@ -633,6 +789,17 @@ impl Library {
             cuDeviceGetPCIBusId,
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
+            cuMemAddressReserve,
+            cuMemAddressFree,
+            cuMemCreate,
+            cuMemRelease,
+            cuMemMap,
+            cuMemUnmap,
+            cuMemSetAccess,
+            cuMulticastCreate,
+            cuMulticastAddDevice,
+            cuMulticastBindMem,
+            cuMulticastGetGranularity,
             cuStreamCreate,
             cuStreamWaitEvent,
             cuStreamBeginCapture_v2,
@@ -788,6 +955,92 @@ impl Library {
             (self.cuMemcpyDtoHAsync_v2.as_ref().expect("Expected function, got error."))(
                 dstHost, srcDevice, ByteCount, hStream,
             )
+        }
+    }
+    pub unsafe fn cuMemAddressReserve(
+        &self,
+        ptr: *mut CUdeviceptr,
+        size: usize,
+        alignment: usize,
+        addr: CUdeviceptr,
+        flags: ::core::ffi::c_ulonglong,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemAddressReserve.as_ref().expect("Expected function, got error."))(
+                ptr, size, alignment, addr, flags,
+            )
+        }
+    }
+    pub unsafe fn cuMemAddressFree(&self, ptr: CUdeviceptr, size: usize) -> CUresult {
+        unsafe { (self.cuMemAddressFree.as_ref().expect("Expected function, got error."))(ptr, size) }
+    }
+    pub unsafe fn cuMemCreate(
+        &self,
+        handle: *mut CUmemGenericAllocationHandle,
+        size: usize,
+        prop: *const CUmemAllocationProp,
+        flags: ::core::ffi::c_ulonglong,
+    ) -> CUresult {
+        unsafe { (self.cuMemCreate.as_ref().expect("Expected function, got error."))(handle, size, prop, flags) }
+    }
+    pub unsafe fn cuMemRelease(&self, handle: CUmemGenericAllocationHandle) -> CUresult {
+        unsafe { (self.cuMemRelease.as_ref().expect("Expected function, got error."))(handle) }
+    }
+    pub unsafe fn cuMemMap(
+        &self,
+        ptr: CUdeviceptr,
+        size: usize,
+        offset: usize,
+        handle: CUmemGenericAllocationHandle,
+        flags: ::core::ffi::c_ulonglong,
+    ) -> CUresult {
+        unsafe { (self.cuMemMap.as_ref().expect("Expected function, got error."))(ptr, size, offset, handle, flags) }
+    }
+    pub unsafe fn cuMemUnmap(&self, ptr: CUdeviceptr, size: usize) -> CUresult {
+        unsafe { (self.cuMemUnmap.as_ref().expect("Expected function, got error."))(ptr, size) }
+    }
+    pub unsafe fn cuMemSetAccess(
+        &self,
+        ptr: CUdeviceptr,
+        size: usize,
+        desc: *const CUmemAccessDesc,
+        count: usize,
+    ) -> CUresult {
+        unsafe { (self.cuMemSetAccess.as_ref().expect("Expected function, got error."))(ptr, size, desc, count) }
+    }
+    pub unsafe fn cuMulticastCreate(
+        &self,
+        mcHandle: *mut CUmemGenericAllocationHandle,
+        prop: *const CUmulticastObjectProp,
+    ) -> CUresult {
+        unsafe { (self.cuMulticastCreate.as_ref().expect("Expected function, got error."))(mcHandle, prop) }
+    }
+    pub unsafe fn cuMulticastAddDevice(&self, mcHandle: CUmemGenericAllocationHandle, dev: CUdevice) -> CUresult {
+        unsafe { (self.cuMulticastAddDevice.as_ref().expect("Expected function, got error."))(mcHandle, dev) }
+    }
+    pub unsafe fn cuMulticastBindMem(
+        &self,
+        mcHandle: CUmemGenericAllocationHandle,
+        mcOffset: usize,
+        memHandle: CUmemGenericAllocationHandle,
+        memOffset: usize,
+        size: usize,
+        flags: ::core::ffi::c_ulonglong,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMulticastBindMem.as_ref().expect("Expected function, got error."))(
+                mcHandle, mcOffset, memHandle, memOffset, size, flags,
+            )
+        }
+    }
+    pub unsafe fn cuMulticastGetGranularity(
+        &self,
+        granularity: *mut usize,
+        prop: *const CUmulticastObjectProp,
+        option: CUmulticastGranularity_flags,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMulticastGetGranularity.as_ref().expect("Expected function, got error."))(granularity, prop, option)
         }
     }
     pub unsafe fn cuStreamCreate(&self, phStream: *mut CUstream, Flags: ::core::ffi::c_uint) -> CUresult {

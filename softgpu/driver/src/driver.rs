@@ -76,6 +76,7 @@ pub(crate) struct Device {
     lost: AtomicI32,
     pub(crate) launches: AtomicU64,
     pub(crate) thread_instructions: AtomicU64,
+    pub(crate) multimem_accesses: AtomicU64,
     pub(crate) running: AtomicU64,
 }
 
@@ -195,6 +196,7 @@ pub(crate) fn initialise() -> Result {
         lost: AtomicI32::new(0),
         launches: AtomicU64::new(0),
         thread_instructions: AtomicU64::new(0),
+        multimem_accesses: AtomicU64::new(0),
         running: AtomicU64::new(0),
     };
     let driver = Driver {

@@ -227,6 +227,7 @@ pub(crate) fn run(driver: &Driver, context: &Context, launch: &KernelLaunch) -> 
     driver.end_running(context, number);
     device.running.fetch_sub(1, Ordering::Relaxed);
     device.thread_instructions.fetch_add(stopper.thread_instructions(), Ordering::Relaxed);
+    device.multimem_accesses.fetch_add(stopper.multimem_accesses(), Ordering::Relaxed);
     drop(residency);
     match (result, loss_code) {
         (Ok(_), _) => Ok(()),

@@ -55,6 +55,7 @@ pub(super) struct Common {
     pub(super) idle_polls: u32,
     pub(super) instructions: u64,
     pub(super) warp_instructions: u64,
+    pub(super) multimem_accesses: u64,
     pub(super) exited: u32,
     /// How long the links that this slice's accesses crossed take.
     pub(super) delay: Duration,
@@ -101,6 +102,7 @@ impl Block {
             idle_polls: 0,
             instructions: 0,
             warp_instructions: 0,
+            multimem_accesses: 0,
             exited: 0,
             delay: Duration::ZERO,
             corrupt_store: false,
@@ -126,6 +128,7 @@ impl Block {
         self.common.idle_polls = 0;
         let outcome = self.slice().unwrap_or(Outcome::Stopped);
         launched.warp_instructions.fetch_add(std::mem::take(&mut self.common.warp_instructions), Ordering::Relaxed);
+        launched.multimem_accesses.fetch_add(std::mem::take(&mut self.common.multimem_accesses), Ordering::Relaxed);
         let added = std::mem::take(&mut self.common.instructions);
         if launched.instructions.fetch_add(added, Ordering::Relaxed) + added > launched.budget {
             launched.stop(StopReason::Budget);

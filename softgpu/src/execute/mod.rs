@@ -78,6 +78,7 @@ pub(crate) struct Launched {
     pub(crate) stopped: AtomicBool,
     pub(crate) instructions: AtomicU64,
     pub(crate) warp_instructions: AtomicU64,
+    pub(crate) multimem_accesses: AtomicU64,
     pub(crate) end: Mutex<End>,
     pub(crate) ended: Condvar,
 }

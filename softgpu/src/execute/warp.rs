@@ -886,6 +886,7 @@ impl Warp {
             let who = Accessor { alias: true, ..self.accessor(kernel, position, lane) };
             let address = source(&self.registers, constants, access.address)[lane].wrapping_add(access.offset as u64);
             let members = common.multicast(who, address, bytes * count as u32)?;
+            common.multimem_accesses += 1;
             let mut values = [0u64; 8];
             if access.action != MultimemAction::LoadReduce {
                 for (value, &from) in values.iter_mut().zip(&access.values) {

@@ -16,6 +16,8 @@ pub struct SoftgpuStatistics {
     pub launches: u64,
     /// Instructions, counted once for each thread that executed them, of kernels that have ended.
     pub thread_instructions: u64,
+    /// Accesses through multicast objects, likewise.
+    pub multimem_accesses: u64,
     /// Kernels that are running now.
     pub running_kernels: u64,
     /// Live allocations (for the host: pinned ones and registrations).
@@ -64,6 +66,7 @@ fn statistics(device: c_int) -> Result<SoftgpuStatistics> {
     Ok(SoftgpuStatistics {
         launches: state.launches.load(Relaxed),
         thread_instructions: state.thread_instructions.load(Relaxed),
+        multimem_accesses: state.multimem_accesses.load(Relaxed),
         running_kernels: state.running.load(Relaxed),
         allocations: count(own.count()),
         allocated_bytes: state.used_bytes.load(Relaxed),
