@@ -369,6 +369,15 @@ impl Core {
         of_each!(self, rank => rank.sequence())
     }
 
+    /// Prepares a call that this rank makes soon, so that its beginning waits for no kernel.
+    pub(crate) fn prepare(&mut self, request: &Request, overrides: &Overrides) {
+        match self {
+            Core::Cuda(rank) => rank.prepare(request, overrides),
+            // Nothing that a CPU rank does waits for another.
+            Core::Cpu(_) => {}
+        }
+    }
+
     /// Comes to a call: from here on the peers can see it.
     ///
     /// The caller keeps the request's buffers valid and lets nobody else touch them until the call is over: until

@@ -105,11 +105,22 @@ impl<'a> Lineup<'a> {
         Lineup { rank: None, turn, requests }
     }
 
+    /// Takes its turn, if that has come, and prepares all of its calls.
+    fn prepare(&mut self) {
+        if self.rank.is_some() {
+            return;
+        }
+        self.rank = self.turn.begin().map(|mut core| {
+            for (request, overrides) in &self.requests {
+                core.prepare(request, overrides);
+            }
+            Lent { core, in_call: false }
+        });
+    }
+
     /// Advances the current call, or begins the next one. `Done` when all of them are.
     fn poll(&mut self) -> Result<Polled> {
-        if self.rank.is_none() {
-            self.rank = self.turn.begin().map(|core| Lent { core, in_call: false });
-        }
+        self.prepare();
         let Some(rank) = &mut self.rank else { return Ok(Polled::Waiting) };
         if rank.in_call {
             match rank.core.poll() {
@@ -141,6 +152,8 @@ pub(crate) fn run_together(mut lineups: Vec<Lineup<'_>>) -> Result<()> {
     let _mode = FloatMode::standard();
     let mut waiter = Waiter::new(largest.board.rank_count(), largest.processors);
     let mut first_error = None;
+    // All before any of them begins: what is prepared may wait for kernels, which may wait for ranks that begin here later.
+    lineups.iter_mut().for_each(Lineup::prepare);
     while !lineups.is_empty() {
         let mut moved = false;
         lineups.retain_mut(|lineup| match lineup.poll() {

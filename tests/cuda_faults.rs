@@ -237,3 +237,72 @@ fn a_driver_that_is_missing_or_too_old_is_an_error_that_says_what_to_do() {
     let error = software.driver.device(1).expect_err("there is one device");
     assert_eq!(error.to_string(), "device: ordinal: expected a device below 1, came 1");
 }
+
+/// Four devices on which what may wait for kernels takes so long that others can launch theirs meanwhile.
+const SLOW_TO_ALLOCATE: &str = "devices = 4\nmulticast = false\nsynchronising_ms = 3\n";
+
+#[test]
+fn no_rank_launches_while_another_one_still_allocates_for_all() {
+    let software = Software::new(SLOW_TO_ALLOCATE);
+    let devices: Vec<_> = (0..8).map(|rank| software.device(rank % 4)).collect();
+    let ranks = cuda::local(&devices).expect("the ranks are made");
+    let begun = Instant::now();
+    // Each more than the one before, so more is allocated for each.
+    for count in [1, 30_000, 70_000] {
+        sum(&ranks, count).into_iter().for_each(|result| result.expect("the call is right"));
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(software.faults(), "");
+}
+
+#[test]
+fn a_group_allocates_for_all_of_its_communicators_before_it_launches_for_any() {
+    let software = Software::new(SLOW_TO_ALLOCATE);
+    let begun = Instant::now();
+    // In whatever order the communicators come: that depends on where they are.
+    for count in [10, 3000, 40_000] {
+        let (pair, triple) = (cuda::local(&software.devices(2)), cuda::local(&software.devices(3)));
+        let (pair, triple) = (pair.expect("two ranks"), triple.expect("three ranks"));
+        let mut buffers: Vec<Vec<f32>> = (0..5).map(|_| vec![1.0; count]).collect();
+        let mut again = vec![[1.0_f32; 9]; 5];
+        let mut group = tutti::Group::new();
+        for (rank, (buffer, again)) in pair.iter().chain(&triple).zip(buffers.iter_mut().zip(&mut again)) {
+            group.all_reduce_in_place(rank, buffer, Reduction::Sum).expect("it is right");
+            group.all_reduce_in_place(rank, again, Reduction::Sum).expect("it is right");
+        }
+        group.run().expect("it is right");
+        for (index, (buffer, again)) in buffers.iter().zip(&again).enumerate() {
+            let sum = if index < 2 { 2.0 } else { 3.0 };
+            assert!(buffer.iter().chain(again).all(|came| *came == sum));
+        }
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(software.faults(), "");
+}
+
+#[test]
+fn memory_is_not_given_back_while_kernels_wait_for_whoever_gives_it_back() {
+    let software = Software::new(SLOW_TO_ALLOCATE);
+    let begun = Instant::now();
+    for _ in 0..3 {
+        let ranks = cuda::local(&software.devices(4)).expect("the ranks are made");
+        std::thread::scope(|scope| {
+            for whole in ranks {
+                scope.spawn(move || {
+                    let part = whole.split(Some(0), 0).expect("all split").expect("a part");
+                    let mut kept = whole.alloc::<f32>(100).expect("there is memory");
+                    // The last one to drop it gives the whole's memory back, while the others' kernels wait for that rank.
+                    drop(whole);
+                    for _ in 0..3 {
+                        kept.write(&[1.0; 100]).expect("it is memory");
+                        part.all_reduce_in_place(&mut [1.0_f32; 9], Reduction::Sum).expect("it is right");
+                    }
+                });
+            }
+        });
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    // Nothing is kept for ever.
+    assert_eq!([0, 1, 2, 3].map(|device| software.allocated_bytes(device)), [0; 4]);
+    assert_eq!(software.faults(), "");
+}

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::options::{Options, Overrides};
 use crate::plan::select::Capabilities;
 use crate::plan::{Algorithm, Collective, MULTICAST_ALIGNMENT_BYTES};
-use crate::plan_cache::PlanKey;
+use crate::plan_cache::{PlanKey, SharedPlan};
 use crate::presence;
 use crate::sync::lock;
 use crate::transport::ConnectionKey;
@@ -92,6 +92,14 @@ struct Placed {
     output: u64,
     result: Option<CopyBack>,
     traces: *mut Trace,
+}
+
+/// How a call is run.
+struct Chosen {
+    kernel_key: KernelKey,
+    switched: Option<Switched>,
+    key: PlanKey,
+    bound_key: BoundKey,
 }
 
 /// Buffers that a switch reaches.
@@ -169,6 +177,55 @@ impl CudaRank {
         Ok(())
     }
 
+    /// Sees to it that beginning this call allocates nothing, which may wait for kernels that run then. What cannot be done now is left
+    /// to the beginning, which says why.
+    pub(crate) fn prepare(&mut self, request: &Request, overrides: &Overrides) {
+        // Who has come further than this rank has prepared what all need; and if that is another call, a kernel may be waiting.
+        let board = &self.world.board;
+        if (0..board.rank_count()).any(|peer| board.sequence(peer) > self.last.sequence) {
+            return;
+        }
+        let _ = self.try_to_prepare(request, overrides);
+    }
+
+    fn try_to_prepare(&mut self, request: &Request, overrides: &Overrides) -> Result<()> {
+        let Chosen { kernel_key, bound_key, .. } = self.choose(request, overrides, None)?;
+        let (known, shared) = self.plan(bound_key)?;
+        let bound = match known {
+            Some(bound) => bound,
+            None => self.bind(bound_key, &shared)?,
+        };
+        self.ranks.kernel(self.rank, kernel_key)?;
+        let stage_bytes = self.stage_bytes(request, &bound);
+        self.ranks
+            .stages(self.rank, stage_bytes)
+            .map_err(|failure| failure.during("finding memory to stage buffers"))?;
+        Ok(())
+    }
+
+    /// Which kernel runs a call, by which plan.
+    fn choose(&self, request: &Request, overrides: &Overrides, stream: Option<&Stream>) -> Result<Chosen> {
+        let exposed = self.check_memory(request, stream)?;
+        let element_bytes = request.dtype.map_or(1, |dtype| dtype.bytes() as u32);
+        let (dtype, reduction) = request.kernel();
+        let kernel_key = (dtype, request.collective.reduces().then_some(reduction));
+        let switched = if exposed { self.switched(request, kernel_key) } else { None };
+        let able = Capabilities { windows: exposed && self.reaches(), switch: switched.is_some() };
+        let algorithm = self.algorithm(request, element_bytes, overrides, able)?;
+        let switched = switched.filter(|_| algorithm == Algorithm::Nvls);
+        let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
+        Ok(Chosen { kernel_key, switched, key, bound_key: (key, switched.is_some()) })
+    }
+
+    /// A plan, and where it is laid out, if this rank remembers.
+    fn plan(&self, bound_key: BoundKey) -> Result<(Option<Arc<Bound>>, Arc<SharedPlan>)> {
+        if let Some(bound) = self.plans.get(&bound_key) {
+            return Ok((Some(Arc::clone(bound)), Arc::clone(&bound.shared)));
+        }
+        let (key, _) = bound_key;
+        Ok((None, self.world.plans.take(key, self.world.board.rank_count(), || self.world.plan(key))?))
+    }
+
     /// Queues a call on a stream of the caller's, on the same device; its buffers are the device's.
     pub(crate) fn enqueue(&mut self, request: &Request, overrides: &Overrides, stream: &Stream) -> Result<Arc<Flight>> {
         let placed = Placed {
@@ -193,15 +250,8 @@ impl CudaRank {
         if let Some(error) = self.world.board.verdict() {
             return Err(error);
         }
-        let exposed = self.check_memory(request, stream)?;
-        let element_bytes = request.dtype.map_or(1, |dtype| dtype.bytes() as u32);
         let (dtype, reduction) = request.kernel();
-        let kernel_key = (dtype, request.collective.reduces().then_some(reduction));
-        let switched = if exposed { self.switched(request, kernel_key) } else { None };
-        let able = Capabilities { windows: exposed && self.reaches(), switch: switched.is_some() };
-        let algorithm = self.algorithm(request, element_bytes, overrides, able)?;
-        let switched = switched.filter(|_| algorithm == Algorithm::Nvls);
-        let key = PlanKey { collective: request.collective, algorithm, count: request.count, element_bytes };
+        let Chosen { kernel_key, switched, key, bound_key } = self.choose(request, overrides, stream)?;
         let is_capturing = match stream {
             Some(stream) => {
                 stream.is_capturing().map_err(|failure| failure.during("asking a stream whether it captures"))?
@@ -210,18 +260,13 @@ impl CudaRank {
         };
         let memory = &self.ranks.ranks[self.rank];
         if is_capturing {
-            memory.is_replayed.store(true, Ordering::Release);
+            memory.launches.is_replayed.store(true, Ordering::Release);
         }
-        let is_replayed = memory.is_replayed.load(Ordering::Acquire);
-        let bound_key = (key, switched.is_some());
-        let known = self.plans.get(&bound_key).map(Arc::clone);
-        let shared = match &known {
-            Some(bound) => Arc::clone(&bound.shared),
-            None => self.world.plans.take(key, self.world.board.rank_count(), || self.world.plan(key))?,
-        };
+        let is_replayed = memory.launches.is_replayed.load(Ordering::Acquire);
+        let (known, shared) = self.plan(bound_key)?;
         // Ranks whose buffers are at different places must not go on: to a switch there is one place.
         let places = switched.as_ref().map_or(0, |switched| switched.places);
-        let asked = request.fingerprint(algorithm, shared.digest.wrapping_add(places));
+        let asked = request.fingerprint(key.algorithm, shared.digest.wrapping_add(places));
         let rooted = request.collective.root().is_some();
         let was_unconfirmed = std::mem::replace(&mut self.unconfirmed, rooted);
         presence::drive(&self.world, self.rank);
@@ -288,9 +333,10 @@ impl CudaRank {
             _ => None,
         };
         let launch = || -> Result<(), Failure> {
+            let _launching = on.device().launching();
             let may_differ = self.was_queued || stream.is_some();
-            if !is_capturing && may_differ && memory.has_launched.load(Ordering::Acquire) {
-                on.wait_event(&memory.end)?;
+            if !is_capturing && may_differ && memory.launches.has_launched.load(Ordering::Acquire) {
+                on.wait_event(&memory.launches.end)?;
             }
             let traces = placed.traces.expose_provenance() as u64;
             if here.traces.swap(traces, Ordering::Relaxed) != traces {
@@ -309,11 +355,11 @@ impl CudaRank {
             // plans are proved so by the verifier), laid out by `bind`; whoever asks vouches for the buffers.
             unsafe { on.launch(kernel.kernel, &grid, &issue)? };
             if !is_capturing {
-                memory.end.record(on)?;
+                memory.launches.end.record(on)?;
                 if let Some(end) = &end {
                     end.record(on)?;
                 }
-                memory.has_launched.store(true, Ordering::Release);
+                memory.launches.has_launched.store(true, Ordering::Release);
             }
             Ok(())
         };
@@ -444,7 +490,7 @@ impl CudaRank {
     }
 
     /// A plan that this rank has not used yet, within its budget.
-    fn bind(&mut self, key: BoundKey, shared: &Arc<crate::plan_cache::SharedPlan>) -> Result<Arc<Bound>> {
+    fn bind(&mut self, key: BoundKey, shared: &Arc<SharedPlan>) -> Result<Arc<Bound>> {
         let own = |connection: &&ConnectionKey| connection.to == self.rank;
         let new: Vec<ConnectionKey> = shared
             .connections
@@ -488,14 +534,19 @@ impl CudaRank {
         }
     }
 
-    /// Bytes to stage the buffers of a call, whichever rank makes it and wherever they lie.
-    fn stage_bytes(&self, request: &Request) -> usize {
+    /// Bytes to stage the buffers of a call, and when its steps ran if they are timed: as much as any rank needs, wherever its buffers
+    /// lie, so that all ranks have theirs before any of them launches.
+    fn stage_bytes(&self, request: &Request, bound: &Bound) -> usize {
         let one = request.count as usize * request.dtype.map_or(1, |dtype| dtype.bytes());
         let blocks = match request.collective {
             Collective::ReduceScatter | Collective::AllGather => 1 + self.world.board.rank_count(),
             _ => 2,
         };
-        blocks * one + 4 * STAGE_ALIGNMENT
+        let trace_bytes = match self.traces {
+            Some(_) => bound.ranks.iter().map(|rank| trace_bytes(&rank.step_counts)).max().unwrap_or(0),
+            None => 0,
+        };
+        blocks * one + 4 * STAGE_ALIGNMENT + trace_bytes
     }
 
     /// The buffers where the device reaches them: those of the host are copied to memory that it does.
@@ -509,10 +560,7 @@ impl CudaRank {
             traces: std::ptr::null_mut(),
         };
         let steps = &bound.ranks[self.rank].step_counts;
-        let times_of = |steps: &[u64]| -> usize {
-            steps.iter().map(|steps| *steps as usize * size_of::<StepTime>() + size_of::<Trace>()).sum()
-        };
-        let trace_bytes = if self.traces.is_some() { times_of(steps) } else { 0 };
+        let trace_bytes = if self.traces.is_some() { trace_bytes(steps) } else { 0 };
         let stages = |memory, bytes| memory == Memory::Host && bytes > 0;
         let (stages_input, stages_output) = (stages(input_memory, input_bytes), stages(output_memory, output_bytes));
         if !stages_input && !stages_output && trace_bytes == 0 {
@@ -532,13 +580,7 @@ impl CudaRank {
             (off(input), output_at, output_at + if stages_output { output_bytes } else { 0 })
         };
         let traces_at = bytes.next_multiple_of(STAGE_ALIGNMENT);
-        // As much as any rank needs, so that all ranks have theirs before any of them launches.
-        let stage_bytes = self.stage_bytes(request)
-            + if trace_bytes > 0 {
-                bound.ranks.iter().map(|rank| times_of(&rank.step_counts)).max().unwrap_or(0)
-            } else {
-                0
-            };
+        let stage_bytes = self.stage_bytes(request, bound);
         debug_assert!(traces_at + trace_bytes <= stage_bytes);
         let stage = self.ranks.stages(self.rank, stage_bytes).map_err(|failure| {
             failure.during(format_args!("finding memory to stage {bytes} bytes of rank {}", self.rank))
@@ -616,6 +658,7 @@ impl CudaRank {
         self.active = None;
         // SAFETY: the kernel is done.
         unsafe { self.keep_times(programs, headers, launched) };
+        self.ranks.gpu(self.rank).device.give_back();
         Ok(Polled::Done)
     }
 
@@ -649,6 +692,11 @@ impl CudaRank {
         self.publish_memory();
         traces.map_or_else(Vec::new, Traces::finish)
     }
+}
+
+/// Bytes for when the steps of programs with so many ran.
+fn trace_bytes(steps: &[u64]) -> usize {
+    steps.iter().map(|steps| *steps as usize * size_of::<StepTime>() + size_of::<Trace>()).sum()
 }
 
 impl Budgeted for CudaRank {
@@ -733,7 +781,7 @@ impl Flight {
         }
         let outcome = if self.ranks.finished_ticket(self.rank) >= self.ticket {
             // The kernel has said so; when the driver does, it comes before whatever is queued next, on any stream.
-            match self.end.as_ref().unwrap_or(&self.ranks.ranks[self.rank].end).is_done() {
+            match self.end.as_ref().unwrap_or(&self.ranks.ranks[self.rank].launches.end).is_done() {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(failure) => {
@@ -799,7 +847,7 @@ impl Flight {
         self.mirror();
         let board = &self.world.board;
         // What the stream says of a kernel that ended without saying anything itself.
-        if let Err(failure) = self.ranks.ranks[self.rank].end.is_done() {
+        if let Err(failure) = self.ranks.ranks[self.rank].launches.end.is_done() {
             return Err(board.fail(failure.during(format_args!("running the kernels of rank {}", self.rank))));
         }
         if self.poll()? {
@@ -866,7 +914,9 @@ fn watch_until_it_goes(world: &Weak<World>) {
         let now = Instant::now();
         flights.retain(|flight| flight.poll() == Ok(false) && flight.look(now).is_ok());
         lock(&world.watched).flights.append(&mut flights);
-        for rank in (0..ranks.rank_count()).filter(|rank| ranks.ranks[*rank].is_replayed.load(Ordering::Acquire)) {
+        for rank in
+            (0..ranks.rank_count()).filter(|rank| ranks.ranks[*rank].launches.is_replayed.load(Ordering::Acquire))
+        {
             ranks.mirror(rank, &world.board);
             let is_under_way = ranks.sequence(rank) > ranks.finished(rank);
             if !is_under_way && ranks.status(rank) == launch_status::GOOD {

@@ -78,19 +78,18 @@ fn note_switch(paths: &mut Paths) -> Result<()> {
     let functions = devices[0].functions();
     let numbers: Vec<usize> = devices.iter().map(Device::ordinal).collect();
     let known = lock(&functions.tried_switches).get(&numbers).cloned();
-    let (works, seen) = match known {
-        Some(tried) => tried,
+    let seen = match known {
+        Some(seen) => seen,
         None => {
             let seen = match switch_trial(paths)? {
                 Ok(()) => Vec::new(),
                 Err(what) => vec![format!("devices {}: the switch does not reduce: {what}", in_words(&numbers))],
             };
-            let tried = (seen.is_empty(), seen);
-            lock(&functions.tried_switches).insert(numbers, tried.clone());
-            tried
+            lock(&functions.tried_switches).insert(numbers, seen.clone());
+            seen
         }
     };
-    paths.note_switch(works, seen);
+    paths.note_switch(seen.is_empty(), seen);
     Ok(())
 }
 

@@ -77,7 +77,16 @@ impl Software {
 
     /// How often kernels of a device that have ended reached memory through a switch.
     pub(crate) fn multimem_accesses(&self, device: usize) -> u64 {
-        // Its numbers, in the order of the library's `SoftgpuStatistics`, and room to spare.
+        self.statistics(device)[2]
+    }
+
+    /// Bytes of a device that are allocated.
+    pub(crate) fn allocated_bytes(&self, device: usize) -> u64 {
+        self.statistics(device)[5]
+    }
+
+    /// A device's numbers, in the order of the library's `SoftgpuStatistics`, and room to spare.
+    fn statistics(&self, device: usize) -> [u64; 32] {
         let mut numbers = [0_u64; 32];
         // SAFETY: the function has this type.
         let statistics = unsafe {
@@ -87,7 +96,7 @@ impl Software {
         };
         // SAFETY: there is room.
         assert_eq!(unsafe { statistics(device as c_int, numbers.as_mut_ptr()) }, 0);
-        numbers[2]
+        numbers
     }
 
     /// What kernels have done that they must not, so far.

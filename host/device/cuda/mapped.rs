@@ -1,7 +1,7 @@
 //! Memory that is mapped at addresses of its own (the driver's virtual memory management): that of one device, or a multicast object,
 //! through which a switch reaches memory of several devices at once.
 
-use super::result::{Failure, Functions};
+use super::result::Failure;
 use super::safe::Device;
 use super::sys;
 
@@ -107,18 +107,22 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // Nobody is left who could be told of an error.
-        let _ = self.device.with(|functions: &Functions| {
-            // SAFETY: what has been made is undone once, in the opposite order; who used it is done with it.
-            unsafe {
-                if self.is_mapped {
-                    functions.cuMemUnmap(self.address, self.bytes)?;
+        let (device, handle) = (self.device.clone(), self.handle);
+        let (address, bytes, is_mapped) = (self.address, self.bytes, self.is_mapped);
+        // Every device may reach it. What is retired first is given back first: a multicast object before what is bound to it.
+        self.device.retire(&[], move || {
+            device.with(|functions| {
+                // SAFETY: what has been made is undone once, in the opposite order; who used it is done with it.
+                unsafe {
+                    if is_mapped {
+                        functions.cuMemUnmap(address, bytes)?;
+                    }
+                    if address != 0 {
+                        functions.cuMemAddressFree(address, bytes)?;
+                    }
+                    functions.cuMemRelease(handle)
                 }
-                if self.address != 0 {
-                    functions.cuMemAddressFree(self.address, self.bytes)?;
-                }
-                functions.cuMemRelease(self.handle)
-            }
+            })
         });
     }
 }

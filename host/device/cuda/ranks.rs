@@ -5,7 +5,7 @@
 //! is idle, and a rank that waited so for a peer's kernel, which waits for that rank, would wait for ever.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use super::code::{KernelKey, LoadedKernel};
 use super::heap::{Chunk, Heap};
 use super::paths::{Path, Paths};
 use super::result::Failure;
+use super::retired::Launches;
 use super::safe::{Device, DeviceMemory, Event, PinnedMemory, Stream};
 use super::symmetric::Symmetric;
 use crate::board::Board;
@@ -103,14 +104,9 @@ pub(crate) struct RankMemory {
     /// Its table of windows.
     pub(crate) windows: u64,
     ends: Mutex<EndsThere>,
-    /// The end of its last launch.
-    pub(crate) end: Event,
+    pub(crate) launches: Arc<Launches>,
     /// Events that nobody uses, for calls on streams.
     events: Mutex<Vec<Event>>,
-    /// Whether there has been one.
-    pub(crate) has_launched: AtomicBool,
-    /// Whether it has been captured, so that only its kernels know how many calls it has made.
-    pub(crate) is_replayed: AtomicBool,
     /// Calls of the host's that it has launched.
     pub(crate) tickets: AtomicU64,
     /// Memory of the host through which buffers of the host go.
@@ -154,7 +150,20 @@ pub(crate) struct Ranks {
     connections: Mutex<HashMap<ConnectionKey, (u64, u64)>>,
     bound: Mutex<HashMap<BoundKey, BoundPlace>>,
     binding: Mutex<()>,
+    /// How much memory for buffers of the host every rank has, at least.
+    staged_bytes: AtomicUsize,
     mirroring: Mutex<()>,
+    /// After all that is above it.
+    _gives_back: GivesBack,
+}
+
+/// When it goes, memory that nobody uses any more is given back.
+struct GivesBack(Device);
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        self.0.give_back();
+    }
 }
 
 // SAFETY: the ends hold addresses of device memory, which belongs to no thread and is never dereferenced here.
@@ -211,10 +220,8 @@ impl Ranks {
                     state: gpu.holding(&[state], 0)?,
                     windows: windows[rank],
                     ends: Mutex::new(EndsThere { ends: Ends::default(), sends, receives }),
-                    end: gpu.device.event()?,
+                    launches: gpu.device.functions().retired.watch(gpu.device.ordinal(), gpu.device.event()?),
                     events: Mutex::default(),
-                    has_launched: AtomicBool::new(false),
-                    is_replayed: AtomicBool::new(false),
                     tickets: AtomicU64::new(0),
                     // Small calls find theirs here; a driver may let what is allocated later wait for kernels.
                     stage: Mutex::new(vec![gpu.device.allocate_pinned(STAGE_AT_FIRST_BYTES)?]),
@@ -239,7 +246,9 @@ impl Ranks {
             connections: Mutex::default(),
             bound: Mutex::default(),
             binding: Mutex::default(),
+            staged_bytes: AtomicUsize::new(STAGE_AT_FIRST_BYTES),
             mirroring: Mutex::default(),
+            _gives_back: GivesBack(devices[0].clone()),
         })
     }
 
@@ -421,21 +430,20 @@ impl Ranks {
     /// Memory of the host for buffers of a rank's calls, so many bytes at least; every rank gets as much, since each would ask
     /// for it in the same call.
     pub(crate) fn stages(&self, rank: usize, bytes: usize) -> Result<*mut u8, Failure> {
-        if let Some(stage) = lock(&self.ranks[rank].stage).last()
-            && stage.bytes() >= bytes
-        {
-            return Ok(stage.as_ptr());
-        }
-        let _binding = lock(&self.binding);
-        for other in (0..self.rank_count()).filter(|other| *other != rank) {
-            self.stage(other, bytes)?;
+        // Not just this rank's: it might launch while the others' are still being found.
+        if self.staged_bytes.load(Ordering::Acquire) < bytes {
+            let _binding = lock(&self.binding);
+            for rank in 0..self.rank_count() {
+                self.stage(rank, bytes)?;
+            }
+            self.staged_bytes.fetch_max(bytes, Ordering::Release);
         }
         self.stage(rank, bytes)
     }
 
     /// Copies what the kernels of a rank report to the board, where the host has not posted it itself.
     pub(crate) fn mirror(&self, rank: usize, board: &Board) {
-        if !self.ranks[rank].is_replayed.load(Ordering::Acquire) {
+        if !self.ranks[rank].launches.is_replayed.load(Ordering::Acquire) {
             return;
         }
         let _one = lock(&self.mirroring);
@@ -494,9 +502,9 @@ impl Ranks {
 
     /// Waits until a rank's last launch has ended, or the time in which an abort ends it is over; whether it has.
     pub(crate) fn wait_for(&self, rank: usize) -> bool {
-        let memory = &self.ranks[rank];
+        let launches = &self.ranks[rank].launches;
         let begun = Instant::now();
-        while memory.has_launched.load(Ordering::Acquire) && matches!(memory.end.is_done(), Ok(false)) {
+        while launches.has_launched.load(Ordering::Acquire) && matches!(launches.end.is_done(), Ok(false)) {
             if begun.elapsed() > END_WITHIN {
                 return false;
             }

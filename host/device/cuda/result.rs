@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::paths::Path;
+use super::retired::Retired;
 use super::safe::Context;
 use super::sys;
 use crate::error::{Error, Result};
@@ -59,8 +60,11 @@ pub(crate) type Tried = (Path, Vec<String>);
 pub(crate) struct Functions {
     symbols: sys::Library,
     pub(crate) path: PathBuf,
-    /// Whether switches with a reduction unit work, by the numbers of the devices among which that has been tried; and what was seen.
-    pub(crate) tried_switches: Mutex<HashMap<Vec<usize>, (bool, Vec<String>)>>,
+    /// What was seen where a switch with a reduction unit does not work, by the numbers of the devices among which one was tried;
+    /// nothing where it does.
+    pub(crate) tried_switches: Mutex<HashMap<Vec<usize>, Vec<String>>>,
+    /// Memory to give back, and what keeps it from that.
+    pub(super) retired: Retired,
     /// Devices that have been opened, by their numbers.
     pub(super) opened: Mutex<HashMap<usize, Arc<Context>>>,
     /// How devices reach each other, by their numbers, where that has been tried; and what was seen then.
@@ -258,6 +262,7 @@ impl Functions {
         let functions = std::mem::ManuallyDrop::new(Functions {
             symbols,
             path: path.clone(),
+            retired: Retired::default(),
             opened: Mutex::default(),
             tried: Mutex::default(),
             tried_switches: Mutex::default(),

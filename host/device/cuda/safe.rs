@@ -334,6 +334,24 @@ impl Device {
         Ok(result)
     }
 
+    /// Gives memory back that nobody uses any more, when that waits for no kernel of ours on these devices, or on any if none is
+    /// named.
+    pub(super) fn retire(&self, devices: &[&Device], free: impl FnOnce() -> Result<(), Failure> + Send + 'static) {
+        let device = self.clone();
+        // Nobody is left who could be told of an error.
+        self.functions().retired.retire(devices, move || drop(device.beside_capture(free)));
+    }
+
+    /// Gives back what was retired, where that can be done now.
+    pub(crate) fn give_back(&self) {
+        self.functions().retired.give_back();
+    }
+
+    /// While this is held no memory is given back; whoever launches a kernel of ours holds it until the end is recorded.
+    pub(crate) fn launching(&self) -> impl Drop {
+        self.functions().retired.launching()
+    }
+
     /// The stream of copies that are waited for.
     pub(crate) fn copies(&self) -> Result<Stream, Failure> {
         let raw = match self.0.copies.get() {
@@ -400,8 +418,10 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated once, freed once; who used it is done with it. Nobody is left who could be told of an error.
-        let _ = self.device.with(|functions| unsafe { functions.cuMemFree_v2(self.address) });
+        let (device, address) = (self.device.clone(), self.address);
+        // SAFETY: allocated once, freed once; who used it is done with it.
+        self.device
+            .retire(&[&self.device], move || device.with(|functions| unsafe { functions.cuMemFree_v2(address) }));
     }
 }
 
@@ -434,9 +454,13 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let address = self.address.as_ptr().cast();
-        // SAFETY: as for device memory.
-        let _ = self.device.with(|functions| unsafe { functions.cuMemFreeHost(address) });
+        let (device, address) = (self.device.clone(), self.address());
+        // Every device reaches it.
+        self.device.retire(&[], move || {
+            let address = std::ptr::with_exposed_provenance_mut(address as usize);
+            // SAFETY: as for device memory.
+            device.with(|functions| unsafe { functions.cuMemFreeHost(address) })
+        });
     }
 }
 

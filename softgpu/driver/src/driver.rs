@@ -488,6 +488,9 @@ impl Driver {
         if !self.topology.synchronising {
             return;
         }
+        if self.topology.synchronising_ms > 0 {
+            std::thread::sleep(Duration::from_millis(self.topology.synchronising_ms));
+        }
         let pending = lock(&self.devices[device].pending).clone();
         for kernel in pending {
             kernel.wait();

@@ -18,6 +18,7 @@
 //! workers = 2                # threads that execute blocks; when missing, as many as there are cores
 //! race_detector = true       # data races fail kernels and copies
 //! synchronising = true       # see below
+//! synchronising_ms = 0       # how long what waits for kernels takes before it does: time for others to launch some
 //! watchdog_ms = 0            # a kernel that runs longer ends with CUDA_ERROR_LAUNCH_TIMEOUT; 0: never
 //! multicast = true           # of devices of compute capability 9.0 and later
 //! link = "nvlink"            # of pairs that [[links]] does not name: nvlink, pcie or none (no peer access)

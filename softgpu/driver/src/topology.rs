@@ -39,6 +39,7 @@ struct File {
     workers: Option<usize>,
     race_detector: Option<bool>,
     synchronising: Option<bool>,
+    synchronising_ms: Option<u64>,
     watchdog_ms: Option<u64>,
     multicast: Option<bool>,
     #[serde(default)]
@@ -187,6 +188,7 @@ pub(crate) struct Topology {
     pub(crate) workers: Option<usize>,
     pub(crate) race_detector: bool,
     pub(crate) synchronising: bool,
+    pub(crate) synchronising_ms: u64,
     pub(crate) watchdog_ms: Option<u64>,
     pub(crate) multicast: bool,
     link: LinkKind,
@@ -299,6 +301,7 @@ impl Topology {
             workers: file.workers,
             race_detector: file.race_detector.unwrap_or(true),
             synchronising: file.synchronising.unwrap_or(true),
+            synchronising_ms: file.synchronising_ms.unwrap_or(0),
             watchdog_ms: file.watchdog_ms.filter(|&ms| ms > 0),
             multicast: file.multicast.unwrap_or(true),
             link: file.link.unwrap_or(LinkKind::Nvlink),
