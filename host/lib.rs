@@ -26,6 +26,7 @@
 pub mod cuda;
 pub mod plan;
 pub mod ptx;
+pub mod topology;
 
 mod board;
 mod buffer;
