@@ -11,6 +11,7 @@
 pub mod builder;
 pub mod names;
 pub mod select;
+pub mod simulate;
 pub mod text;
 pub mod verify;
 

@@ -4,7 +4,7 @@
 //! steps: they are what the verifier holds its own count against.
 
 use super::builder::Request;
-use super::{Algorithm, Plan, PlanError, chain, direct, dissemination, one_shot, ring, tree};
+use super::{Algorithm, Collective, Plan, PlanError, chain, direct, dissemination, one_shot, ring, tree};
 
 /// Bytes that each rank's memory sends during `plan`, by the published formula of its algorithm: what the rank puts into
 /// slots and into peers' windows, and what peers read from its windows. Indexed by rank.
@@ -26,4 +26,26 @@ pub fn published_bytes(plan: &Plan) -> Result<Vec<u64>, PlanError> {
         Algorithm::Direct | Algorithm::Nvls => direct::published_bytes(&request),
         Algorithm::Dissemination => dissemination::published_bytes(&request),
     })
+}
+
+impl Collective {
+    /// Elements of the larger buffer of a call with this count: the one whose bytes are "the size", as nccl-tests counts.
+    pub fn larger_count(self, count: u64, rank_count: usize) -> u64 {
+        match self {
+            Collective::ReduceScatter | Collective::AllGather => count.saturating_mul(rank_count as u64),
+            Collective::Barrier => 0,
+            _ => count,
+        }
+    }
+
+    /// What turns the size in the time into the bandwidth that a link is used at, whatever the collective and the number of ranks
+    /// (nccl-tests, `doc/PERFORMANCE.md`).
+    pub fn bus_factor(self, rank_count: usize) -> f64 {
+        let ranks = rank_count as f64;
+        match self {
+            Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+            Collective::ReduceScatter | Collective::AllGather => (ranks - 1.0) / ranks,
+            Collective::Broadcast { .. } | Collective::Reduce { .. } | Collective::Barrier => 1.0,
+        }
+    }
 }
