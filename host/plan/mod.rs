@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod cost;
 pub mod names;
 pub mod select;
 pub mod simulate;
