@@ -7,9 +7,10 @@
 use std::error::Error;
 use std::fmt;
 
+use super::order::Order;
 use super::{
-    Algorithm, Collective, Connection, ConnectionId, Loop, Operand, Plan, Program, Rank, RankPlan, Source, Step, chain,
-    direct, dissemination, nvls, one_shot, ring, tree,
+    Algorithm, Collective, Connection, ConnectionId, Loop, MAX_CHANNEL_COUNT, Operand, Plan, Program, Rank, RankPlan,
+    Source, Step, chain, direct, dissemination, nvls, one_shot, ring, tree,
 };
 
 /// The most ranks that one plan may have. A plan holds the programs of all its ranks, and most algorithms have a step or a
@@ -88,6 +89,25 @@ pub enum PlanError {
         /// Bytes of one element.
         element_bytes: u32,
     },
+    /// The algorithm has one channel, and takes the ranks in their own order.
+    NoOrders {
+        /// The algorithm that was asked for.
+        algorithm: Algorithm,
+    },
+    /// More channels than [`MAX_CHANNEL_COUNT`](super::MAX_CHANNEL_COUNT).
+    TooManyChannels {
+        /// How many were asked for.
+        channel_count: usize,
+    },
+    /// A channel's order does not have every rank once.
+    NotAnOrder {
+        /// Which channel.
+        channel: usize,
+        /// How many ranks there are.
+        rank_count: u32,
+        /// A rank that is not there, is there twice, or is none.
+        rank: Rank,
+    },
     /// The algorithm would come to a deadlock with so few slots.
     TooFewSlots {
         /// The algorithm that was asked for.
@@ -128,6 +148,17 @@ impl fmt::Display for PlanError {
             PlanError::SlotTooSmall { slot_bytes, element_bytes } => {
                 write!(f, "expected slots that hold an element of {element_bytes} bytes; they have {slot_bytes} bytes")
             }
+            PlanError::NoOrders { algorithm } => {
+                write!(f, "{algorithm} has one channel, in the order of the ranks; expected no orders")
+            }
+            PlanError::TooManyChannels { channel_count } => {
+                write!(f, "expected at most {MAX_CHANNEL_COUNT} channels, came {channel_count}")
+            }
+            PlanError::NotAnOrder { channel, rank_count, rank } => write!(
+                f,
+                "the order of channel {channel}: expected each of {rank_count} ranks once; {rank} is missing, there twice or \
+                 none of them"
+            ),
             PlanError::TooFewSlots { algorithm, needed, offered } => {
                 write!(f, "{algorithm} needs connections of {needed} slots or more; they have {offered}")
             }
@@ -154,8 +185,26 @@ pub fn build(
     element_bytes: u32,
     geometry: &Geometry,
 ) -> Result<Plan, PlanError> {
+    build_in_orders(collective, algorithm, rank_count, count, element_bytes, geometry, &[])
+}
+
+/// As [`build`], with a channel for each of `orders`, which takes the ranks in that order; for algorithms whose channels go round
+/// ([`Algorithm::takes_orders`]).
+///
+/// # Errors
+///
+/// See [`PlanError`].
+pub fn build_in_orders(
+    collective: Collective,
+    algorithm: Algorithm,
+    rank_count: usize,
+    count: u64,
+    element_bytes: u32,
+    geometry: &Geometry,
+    orders: &[Vec<Rank>],
+) -> Result<Plan, PlanError> {
     let request = Request::check(collective, algorithm, rank_count, count, element_bytes)?;
-    let mut builder = Builder::new(request, *geometry)?;
+    let mut builder = Builder::new(request, *geometry, orders)?;
     if rank_count == 1 {
         local_copy(&mut builder);
     } else {
@@ -227,6 +276,21 @@ impl Request {
             return Err(PlanError::TooManyBytes { rank_count, count, element_bytes });
         }
         Ok(Request { collective, algorithm, rank_count: rank_count as u32, count, element_bytes })
+    }
+
+    /// The channels for these orders.
+    pub(super) fn channels(&self, orders: &[Vec<Rank>]) -> Result<Vec<Order>, PlanError> {
+        if !orders.is_empty() && !self.algorithm.takes_orders() {
+            return Err(PlanError::NoOrders { algorithm: self.algorithm });
+        }
+        Order::all(orders, self.rank_count)
+    }
+
+    /// The `channel`-th of the parts of a block that `channel_count` channels carry.
+    pub(super) fn part(&self, block: Block, channel: usize, channel_count: usize) -> Block {
+        let elements = block.bytes / u64::from(self.element_bytes);
+        let Block { offset, bytes } = partition(elements, self.element_bytes, channel_count as u32, channel as u32);
+        Block { offset: block.offset + offset, bytes }
     }
 
     /// The bytes of `count` elements.
@@ -312,12 +376,16 @@ fn chunk_bytes_within(limit_bytes: u32, element_bytes: u32) -> u32 {
 pub(super) struct Builder {
     pub(super) request: Request,
     geometry: Geometry,
+    orders: Vec<Vec<Rank>>,
+    /// The same, or the ranks' own order where none is asked for.
+    pub(super) channels: Vec<Order>,
     connections: Vec<Connection>,
     ranks: Vec<RankPlan>,
 }
 
 impl Builder {
-    fn new(request: Request, geometry: Geometry) -> Result<Builder, PlanError> {
+    fn new(request: Request, geometry: Geometry, orders: &[Vec<Rank>]) -> Result<Builder, PlanError> {
+        let channels = request.channels(orders)?;
         if geometry.slot_bytes < request.element_bytes {
             return Err(PlanError::SlotTooSmall {
                 slot_bytes: geometry.slot_bytes,
@@ -328,7 +396,7 @@ impl Builder {
             return Err(PlanError::TooFewSlots { algorithm: request.algorithm, needed: 1, offered: 0 });
         }
         let ranks = vec![RankPlan::default(); request.rank_count as usize];
-        Ok(Builder { request, geometry, connections: Vec::new(), ranks })
+        Ok(Builder { request, geometry, orders: orders.to_vec(), channels, connections: Vec::new(), ranks })
     }
 
     /// A new connection that needs `slots` slots to be free of deadlock.
@@ -404,7 +472,8 @@ impl Builder {
         if needed > self.geometry.slots {
             return Err(PlanError::TooFewSlots { algorithm, needed, offered: self.geometry.slots });
         }
-        Ok(Plan { collective, algorithm, count, element_bytes, connections: self.connections, ranks: self.ranks })
+        let Builder { orders, connections, ranks, .. } = self;
+        Ok(Plan { collective, algorithm, count, element_bytes, orders, connections, ranks })
     }
 }
 
@@ -509,7 +578,7 @@ mod tests {
     #[test]
     fn a_mesh_numbers_each_pair_once() {
         let request = Request::check(Collective::AllReduce, Algorithm::OneShot, 5, 1, 4).unwrap();
-        let mut builder = Builder::new(request, Geometry::default()).unwrap();
+        let mut builder = Builder::new(request, Geometry::default(), &[]).unwrap();
         builder.connect(Rank(0), Rank(1), 1);
         let mesh = builder.connect_all(1);
         for from in request.ranks() {

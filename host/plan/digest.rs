@@ -30,6 +30,11 @@ impl Plan {
         digest.pair(algorithm, self.element_bytes);
         digest.word(self.count);
         // Every list is preceded by its length, so that no two plans are one sequence of words.
+        digest.length(self.orders.len());
+        for order in &self.orders {
+            digest.length(order.len());
+            order.iter().for_each(|rank| digest.word(u64::from(rank.0)));
+        }
         digest.length(self.connections.len());
         for connection in &self.connections {
             digest.pair(connection.from.0, connection.to.0);

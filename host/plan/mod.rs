@@ -23,6 +23,7 @@ mod dissemination;
 mod multicast;
 mod nvls;
 mod one_shot;
+mod order;
 mod published;
 mod ring;
 mod tree;
@@ -30,8 +31,9 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{Geometry, MAX_RANK_COUNT, PlanError, build};
+pub use builder::{Geometry, MAX_RANK_COUNT, PlanError, build, build_in_orders};
 pub use multicast::MULTICAST_ALIGNMENT_BYTES;
+pub use order::MAX_CHANNEL_COUNT;
 pub use published::published_bytes;
 
 use std::fmt;
@@ -133,6 +135,8 @@ pub struct Plan {
     pub count: u64,
     /// Bytes of one element.
     pub element_bytes: u32,
+    /// By channel, all ranks in the order in which it takes them. None: one channel, in the order of the ranks.
+    pub orders: Vec<Vec<Rank>>,
     /// Indexed by [`ConnectionId`].
     pub connections: Vec<Connection>,
     /// Indexed by [`Rank`]; its length is the number of ranks.

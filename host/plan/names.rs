@@ -105,6 +105,11 @@ impl Algorithm {
         }
     }
 
+    /// Whether its channels go round, in whatever order they are given.
+    pub const fn takes_orders(self) -> bool {
+        matches!(self, Algorithm::Ring)
+    }
+
     /// What it can do; collectives with a root are offered for every root and listed with rank 0.
     pub const fn collectives(self) -> &'static [Collective] {
         const ROOTED: Rank = Rank(0);

@@ -14,11 +14,12 @@ use super::{Algorithm, Collective, Plan, PlanError, chain, direct, dissemination
 /// [`PlanError`] where [`build`](super::build) would refuse the plan's collective, algorithm, ranks, count or element size.
 pub fn published_bytes(plan: &Plan) -> Result<Vec<u64>, PlanError> {
     let request = Request::check(plan.collective, plan.algorithm, plan.rank_count(), plan.count, plan.element_bytes)?;
+    let channels = request.channels(&plan.orders)?;
     if request.rank_count == 1 {
         return Ok(vec![0]);
     }
     Ok(match request.algorithm {
-        Algorithm::Ring => ring::published_bytes(&request),
+        Algorithm::Ring => ring::published_bytes(&request, &channels),
         Algorithm::Tree => tree::published_bytes(&request),
         Algorithm::Chain => chain::published_bytes(&request),
         Algorithm::OneShot => one_shot::published_bytes(&request),

@@ -6,11 +6,14 @@
 //! halves are bandwidth-optimal (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations", Journal of Parallel and Distributed Computing 69, 2009).
 //!
-//! All of a rank's steps stand in one loop over chunks. At chunk `k` a rank first reads its input's chunk `k` of every block
+//! With several channels each goes round in an order of its own, with its part of every block.
+//!
+//! All of a rank's steps in a channel stand in one loop over chunks. At chunk `k` a rank first reads its input's chunk `k` of every block
 //! and only then writes that of another rank's block to its output, and chunks do not overlap; so input and output may be
 //! the same memory.
 
-use super::builder::{Builder, Request};
+use super::builder::{Block, Builder, Request};
+use super::order::Order;
 use super::{Collective, ConnectionId, Operand, Rank, Step};
 
 /// In the middle of a chunk every rank may hold a full slot to forward while its own slot to the next rank is still full; with
@@ -19,85 +22,118 @@ const SLOTS: u32 = 2;
 
 pub(super) fn build(builder: &mut Builder) {
     let request = builder.request;
-    let connections: Vec<ConnectionId> =
-        request.ranks().map(|rank| builder.connect(rank, request.rank_after(rank, 1), SLOTS)).collect();
-    for rank in request.ranks() {
-        let send = Operand::Slot(connections[rank.index()]);
-        let receive = Operand::Slot(connections[request.rank_before(rank, 1).index()]);
-        let steps = match request.collective {
-            Collective::ReduceScatter => reduce_scatter(&request, rank, send, receive),
-            Collective::AllGather => all_gather(&request, rank, send, receive),
-            _ => all_reduce(&request, rank, send, receive),
-        };
-        let steps = builder.chunked(builder.slot_chunk_bytes(), steps);
-        builder.add_program(rank, vec![steps]);
-    }
-}
-
-fn all_reduce(request: &Request, rank: Rank, send: Operand, receive: Operand) -> Vec<Step> {
-    let mut steps = Vec::with_capacity(2 * request.rank_count as usize - 1);
-    reduce_blocks_of_others(request, rank, send, receive, &mut steps);
-    let own = request.block(rank);
-    steps.push(
-        Step::new(
-            own.bytes,
-            vec![receive.plain(), Operand::input(own.offset).scaled()],
-            vec![Operand::output(own.offset), send],
-        )
-        .finished(),
-    );
-    receive_blocks_of_others(request, rank, send, receive, &mut steps);
-    steps
-}
-
-fn reduce_scatter(request: &Request, rank: Rank, send: Operand, receive: Operand) -> Vec<Step> {
-    let mut steps = Vec::with_capacity(request.rank_count as usize);
-    reduce_blocks_of_others(request, rank, send, receive, &mut steps);
-    let own = request.block(rank);
-    let sources = vec![receive.plain(), Operand::input(own.offset).scaled()];
-    steps.push(Step::new(own.bytes, sources, vec![Operand::output(0)]).finished());
-    steps
-}
-
-fn all_gather(request: &Request, rank: Rank, send: Operand, receive: Operand) -> Vec<Step> {
-    let mut steps = Vec::with_capacity(request.rank_count as usize);
-    let own = request.block(rank);
-    steps.push(Step::new(own.bytes, vec![Operand::input(0).plain()], vec![Operand::output(own.offset), send]));
-    receive_blocks_of_others(request, rank, send, receive, &mut steps);
-    steps
-}
-
-/// Starts the block before this rank's own on its way, then adds to those further back as they come by.
-fn reduce_blocks_of_others(request: &Request, rank: Rank, send: Operand, receive: Operand, steps: &mut Vec<Step>) {
-    let first = request.block(request.rank_before(rank, 1));
-    steps.push(Step::new(first.bytes, vec![Operand::input(first.offset).scaled()], vec![send]));
-    for distance in 2..request.rank_count {
-        let block = request.block(request.rank_before(rank, distance));
-        let sources = vec![receive.plain(), Operand::input(block.offset).scaled()];
-        steps.push(Step::new(block.bytes, sources, vec![send]));
-    }
-}
-
-/// Keeps every other rank's block as it comes by and passes it on; the last one has nowhere left to go.
-fn receive_blocks_of_others(request: &Request, rank: Rank, send: Operand, receive: Operand, steps: &mut Vec<Step>) {
-    for distance in 1..request.rank_count {
-        let block = request.block(request.rank_before(rank, distance));
-        let mut destinations = vec![Operand::output(block.offset)];
-        if distance + 1 < request.rank_count {
-            destinations.push(send);
+    let channels = std::mem::take(&mut builder.channels);
+    for (channel, order) in channels.iter().enumerate() {
+        let ring = Ring { request, order, channel, channel_count: channels.len() };
+        let connections: Vec<ConnectionId> =
+            request.ranks().map(|rank| builder.connect(rank, order.after(rank, 1), SLOTS)).collect();
+        for rank in request.ranks() {
+            let send = Operand::Slot(connections[rank.index()]);
+            let receive = Operand::Slot(connections[order.before(rank, 1).index()]);
+            let steps = match request.collective {
+                Collective::ReduceScatter => ring.reduce_scatter(rank, send, receive),
+                Collective::AllGather => ring.all_gather(rank, send, receive),
+                _ => ring.all_reduce(rank, send, receive),
+            };
+            let steps = builder.chunked(builder.slot_chunk_bytes(), steps);
+            builder.add_program(rank, vec![steps]);
         }
-        steps.push(Step::new(block.bytes, vec![receive.plain()], destinations));
+    }
+    builder.channels = channels;
+}
+
+/// One channel: a way round, and a part of each block.
+struct Ring<'a> {
+    request: Request,
+    order: &'a Order,
+    channel: usize,
+    channel_count: usize,
+}
+
+impl Ring<'_> {
+    /// The channel's part of a rank's block.
+    fn block(&self, rank: Rank) -> Block {
+        self.request.part(self.request.block(rank), self.channel, self.channel_count)
+    }
+
+    /// Its part of the block of the rank that comes `distance` before `rank`.
+    fn block_before(&self, rank: Rank, distance: u32) -> Block {
+        self.block(self.order.before(rank, distance))
+    }
+
+    fn all_reduce(&self, rank: Rank, send: Operand, receive: Operand) -> Vec<Step> {
+        let mut steps = Vec::with_capacity(2 * self.request.rank_count as usize - 1);
+        self.reduce_blocks_of_others(rank, send, receive, &mut steps);
+        let own = self.block(rank);
+        steps.push(
+            Step::new(
+                own.bytes,
+                vec![receive.plain(), Operand::input(own.offset).scaled()],
+                vec![Operand::output(own.offset), send],
+            )
+            .finished(),
+        );
+        self.receive_blocks_of_others(rank, send, receive, &mut steps);
+        steps
+    }
+
+    fn reduce_scatter(&self, rank: Rank, send: Operand, receive: Operand) -> Vec<Step> {
+        let mut steps = Vec::with_capacity(self.request.rank_count as usize);
+        self.reduce_blocks_of_others(rank, send, receive, &mut steps);
+        let own = self.block(rank);
+        let sources = vec![receive.plain(), Operand::input(own.offset).scaled()];
+        let to = own.offset - self.request.block(rank).offset;
+        steps.push(Step::new(own.bytes, sources, vec![Operand::output(to)]).finished());
+        steps
+    }
+
+    fn all_gather(&self, rank: Rank, send: Operand, receive: Operand) -> Vec<Step> {
+        let mut steps = Vec::with_capacity(self.request.rank_count as usize);
+        let own = self.block(rank);
+        let from = own.offset - self.request.block(rank).offset;
+        steps.push(Step::new(own.bytes, vec![Operand::input(from).plain()], vec![Operand::output(own.offset), send]));
+        self.receive_blocks_of_others(rank, send, receive, &mut steps);
+        steps
+    }
+
+    /// Starts the block before this rank's own on its way, then adds to those further back as they come by.
+    fn reduce_blocks_of_others(&self, rank: Rank, send: Operand, receive: Operand, steps: &mut Vec<Step>) {
+        let first = self.block_before(rank, 1);
+        steps.push(Step::new(first.bytes, vec![Operand::input(first.offset).scaled()], vec![send]));
+        for distance in 2..self.request.rank_count {
+            let block = self.block_before(rank, distance);
+            let sources = vec![receive.plain(), Operand::input(block.offset).scaled()];
+            steps.push(Step::new(block.bytes, sources, vec![send]));
+        }
+    }
+
+    /// Keeps every other rank's block as it comes by and passes it on; the last one has nowhere left to go.
+    fn receive_blocks_of_others(&self, rank: Rank, send: Operand, receive: Operand, steps: &mut Vec<Step>) {
+        for distance in 1..self.request.rank_count {
+            let block = self.block_before(rank, distance);
+            let mut destinations = vec![Operand::output(block.offset)];
+            if distance + 1 < self.request.rank_count {
+                destinations.push(send);
+            }
+            steps.push(Step::new(block.bytes, vec![receive.plain()], destinations));
+        }
     }
 }
 
 /// Bytes that each rank sends.
 ///
 /// Reduce-scatter sends every block but the rank's own, all-gather every block but the next rank's, and all-reduce does both:
-/// `2 (N − 1) / N · S` for blocks of equal size (Patarasuk and Yuan 2009, theorem 1).
-pub(super) fn published_bytes(request: &Request) -> Vec<u64> {
+/// `2 (N − 1) / N · S` for blocks of equal size (Patarasuk and Yuan 2009, theorem 1). Which rank is the next depends on the channel.
+pub(super) fn published_bytes(request: &Request, channels: &[Order]) -> Vec<u64> {
+    let next = |rank: Rank| {
+        let part = |(channel, order): (usize, &Order)| {
+            request.part(request.block(order.after(rank, 1)), channel, channels.len()).bytes
+        };
+        channels.iter().enumerate().map(part).sum::<u64>()
+    };
     let sent = |rank: Rank| match request.collective {
         Collective::ReduceScatter | Collective::AllGather => request.bytes() * u64::from(request.rank_count - 1),
-        _ => 2 * request.bytes() - request.block(rank).bytes - request.block(request.rank_after(rank, 1)).bytes,
+        _ => 2 * request.bytes() - request.block(rank).bytes - next(rank),
     };
     request.ranks().map(sent).collect()
 }

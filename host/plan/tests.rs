@@ -21,14 +21,34 @@ fn for_each_plan(geometry: &Geometry, mut check: impl FnMut(&Plan)) {
                         for element_bytes in [1, 2, 4, 12] {
                             let collective = collective.with_root(root);
                             let rank_count = rank_count as usize;
-                            let plan = build(collective, algorithm, rank_count, count, element_bytes, geometry);
-                            check(&plan.unwrap_or_else(|error| panic!("{algorithm} {collective}: {error}")));
+                            for orders in [Vec::new(), orders(rank_count)] {
+                                if !orders.is_empty() && !algorithm.takes_orders() {
+                                    continue;
+                                }
+                                let plan = build_in_orders(
+                                    collective,
+                                    algorithm,
+                                    rank_count,
+                                    count,
+                                    element_bytes,
+                                    geometry,
+                                    &orders,
+                                );
+                                check(&plan.unwrap_or_else(|error| panic!("{algorithm} {collective}: {error}")));
+                            }
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Three channels: in the ranks' order, the other way round, and by an odd step over the ranks.
+fn orders(rank_count: usize) -> Vec<Vec<Rank>> {
+    let ranks = rank_count as u32;
+    let jumps = (0..ranks).filter(|rank| rank % 2 == 0).chain((0..ranks).filter(|rank| rank % 2 == 1));
+    vec![(0..ranks).map(Rank).collect(), (0..ranks).rev().map(Rank).collect(), jumps.map(Rank).collect()]
 }
 
 /// The steps of one rank, each with its program and its loop.
@@ -440,4 +460,40 @@ fn plans_of_several_chunks_of_memory_give_every_rank_what_it_should_hold() {
             run_and_check(&plan);
         }
     }
+}
+
+#[test]
+fn plans_of_several_channels_are_proved_like_others_and_survive_their_text() {
+    for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.takes_orders()) {
+        for &collective in algorithm.collectives() {
+            for rank_count in [1, 2, 3, 5, 8, 13] {
+                for count in [0, 1, 100, 1000] {
+                    let orders = orders(rank_count);
+                    let plan = build_in_orders(collective, algorithm, rank_count, count, 4, &SMALL_SLOTS, &orders);
+                    let plan = plan.expect("there is a plan");
+                    let verdict = verify::verify(&plan);
+                    assert!(verdict.is_ok(), "{verdict:?} of {plan}");
+                    assert_eq!(plan.to_string().parse(), Ok(plan));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn orders_that_are_none_are_typed_errors() {
+    let orders = |orders: &[&[u32]]| -> Vec<Vec<Rank>> {
+        orders.iter().map(|order| order.iter().copied().map(Rank).collect()).collect()
+    };
+    let try_orders = |algorithm, orders: &[Vec<Rank>]| {
+        build_in_orders(Collective::AllReduce, algorithm, 3, 9, 4, &Geometry::default(), orders).unwrap_err()
+    };
+    let wrong: [(&[u32], u32); 5] = [(&[0, 1], 2), (&[0, 1, 1], 1), (&[0, 1, 3], 3), (&[], 0), (&[0, 1, 2, 0], 0)];
+    for (wrong, rank) in wrong {
+        let found = try_orders(Algorithm::Ring, &orders(&[&[0, 1, 2], wrong]));
+        assert_eq!(found, PlanError::NotAnOrder { channel: 1, rank_count: 3, rank: Rank(rank) }, "{wrong:?}");
+    }
+    assert_eq!(try_orders(Algorithm::Tree, &orders(&[&[0, 1, 2]])), PlanError::NoOrders { algorithm: Algorithm::Tree });
+    let many = vec![vec![Rank(0), Rank(1), Rank(2)]; MAX_CHANNEL_COUNT + 1];
+    assert_eq!(try_orders(Algorithm::Ring, &many), PlanError::TooManyChannels { channel_count: MAX_CHANNEL_COUNT + 1 });
 }

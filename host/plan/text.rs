@@ -14,7 +14,8 @@
 //!   ...
 //! ```
 //!
-//! One line is one thing. A collective with a root names it (`broadcast root r2`). A step is `id bytes: destinations <-
+//! One line is one thing. A collective with a root names it (`broadcast root r2`). A plan of several channels says before its
+//! connections in which order each takes the ranks (`order r0, r2, r1`). A step is `id bytes: destinations <-
 //! sources`; `input@64` is the rank's own buffer from byte 64 on, `r2.input@64` a window into another rank's, `c0` the
 //! current slot of a connection. A step that waits on another program's ends in `after p1.s2`. Indentation and blank lines are
 //! for the eye.
@@ -28,8 +29,8 @@ use std::str::FromStr;
 
 use super::names::{QUOTED_CHARS_MAX, UnknownName};
 use super::{
-    After, Algorithm, Buffer, Collective, Connection, ConnectionId, Loop, Operand, Plan, Program, ProgramId, Rank,
-    RankPlan, Source, Step, StepId,
+    After, Algorithm, Buffer, Collective, Connection, ConnectionId, Loop, MAX_CHANNEL_COUNT, Operand, Plan, Program,
+    ProgramId, Rank, RankPlan, Source, Step, StepId,
 };
 
 /// Writes a plan; `plan.to_string()` is the same.
@@ -87,9 +88,17 @@ impl FromStr for Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { collective, algorithm, count, element_bytes, connections, ranks } = self;
+        let Plan { collective, algorithm, count, element_bytes, orders, connections, ranks } = self;
         let rank_count = ranks.len();
         writeln!(f, "plan {collective} {algorithm} ranks {rank_count} count {count} element_bytes {element_bytes}")?;
+        for order in orders {
+            f.write_str("order ")?;
+            if order.is_empty() {
+                f.write_str("nothing")?;
+            }
+            list(f, order)?;
+            writeln!(f)?;
+        }
         for (id, Connection { from, to, slots, slot_bytes }) in connections.iter().enumerate() {
             writeln!(f, "connection c{id} {from} -> {to} slots {slots} slot_bytes {slot_bytes}")?;
         }
@@ -181,7 +190,7 @@ impl Parser {
             self.rank_count = rank_count;
             return cursor.end();
         };
-        let Plan { connections, ranks, .. } = plan;
+        let Plan { orders, connections, ranks, .. } = plan;
         let start = cursor.clone();
         let keyword = cursor.next();
         let rank_is_due = (ranks.len() as u64) < self.rank_count;
@@ -216,6 +225,13 @@ impl Parser {
             }
             expected.push(format!("program p{next_program}"));
         } else {
+            if connections.is_empty() && orders.len() < MAX_CHANNEL_COUNT {
+                if keyword == Token::Word("order") {
+                    orders.push(order(cursor)?);
+                    return cursor.end();
+                }
+                expected.push("order".to_owned());
+            }
             if keyword == Token::Word("connection") {
                 cursor.id_in_order("c", connections.len())?;
                 connections.push(connection(cursor)?);
@@ -260,8 +276,21 @@ fn header(cursor: &mut Cursor<'_>) -> Result<(Plan, u64), ParseError> {
     let rank_count = cursor.named_number("ranks")?;
     let count = cursor.named_number("count")?;
     let element_bytes = cursor.named_number("element_bytes")?;
-    let plan = Plan { collective, algorithm, count, element_bytes, connections: Vec::new(), ranks: Vec::new() };
+    let (orders, connections, ranks) = (Vec::new(), Vec::new(), Vec::new());
+    let plan = Plan { collective, algorithm, count, element_bytes, orders, connections, ranks };
     Ok((plan, rank_count))
+}
+
+/// What follows `order`.
+fn order(cursor: &mut Cursor<'_>) -> Result<Vec<Rank>, ParseError> {
+    if cursor.accept(Token::Word("nothing")) {
+        return Ok(Vec::new());
+    }
+    let mut ranks = vec![Rank(cursor.id("r")?)];
+    while cursor.accept(Token::Mark(",")) {
+        ranks.push(Rank(cursor.id("r")?));
+    }
+    Ok(ranks)
 }
 
 fn connection(cursor: &mut Cursor<'_>) -> Result<Connection, ParseError> {
@@ -643,8 +672,10 @@ rank r1 scratch_bytes 0
             .prop_map(|(scratch_bytes, programs)| RankPlan { scratch_bytes, programs });
         let any_algorithm = prop::sample::select(&Algorithm::ALL[..]);
         let any_header = (any_collective, any_algorithm, any::<u64>(), any::<u32>());
-        (any_header, vec(any_connection, 0..4), vec(any_rank, 0..4)).prop_map(
-            |((collective, algorithm, count, element_bytes), connections, ranks)| Plan {
+        let any_orders = vec(vec(any::<u32>().prop_map(Rank), 0..4), 0..3);
+        (any_header, any_orders, vec(any_connection, 0..4), vec(any_rank, 0..4)).prop_map(
+            |((collective, algorithm, count, element_bytes), orders, connections, ranks)| Plan {
+                orders,
                 collective,
                 algorithm,
                 count,

@@ -61,7 +61,6 @@ impl AlphaBeta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Rank;
 
     const NETWORK: AlphaBeta = AlphaBeta { alpha_us: 2.0, bandwidth_gb_per_s: 10.0 };
 
