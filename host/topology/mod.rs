@@ -13,6 +13,7 @@ mod cluster;
 mod link;
 mod path;
 mod presets;
+mod rings;
 mod software;
 
 #[cfg(test)]
@@ -22,4 +23,5 @@ pub use cluster::{Cluster, Fault, Hop, Host, Link, LinkId, Node, NodeId, NodeKin
 pub use link::{CpuModel, LINK_CLASSES, LinkClass, LinkRow};
 pub use path::{Path, PathClass};
 pub use presets::{Network, PRESETS, Preset, PresetError, preset};
+pub use rings::{Cycle, Mesh};
 pub use software::{SlotLatency, Software};

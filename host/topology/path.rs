@@ -279,6 +279,11 @@ impl Cluster {
         self.described(hops)
     }
 
+    /// The adapter by which a rank leaves its host.
+    pub(super) fn exit(&self, rank: usize) -> Option<NodeId> {
+        self.routes().exits[rank].map(|(nic, _)| nic)
+    }
+
     /// Appends the way from a rank to a node of its host.
     fn way_inside(&self, from: usize, to: NodeId, hops: &mut Vec<Hop>) {
         let first = self.hosts()[self.host_of_rank(from)].nodes[0];

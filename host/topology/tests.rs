@@ -152,3 +152,46 @@ fn many_hosts_take_little_time() {
     assert_eq!(cluster.path(0, 65_535).class, PathClass::Network);
     assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
 }
+
+#[test]
+fn the_mesh_has_thirteen_covers_by_three_cycles_and_six_rings() {
+    let mesh = Mesh::of(&cluster("dgx1v")).expect("a mesh");
+    assert_eq!(mesh.hamiltonian_cycles().len(), 30);
+    let covers = mesh.disjoint_cycles(3);
+    assert_eq!(covers.len(), 13);
+    // One that is known from elsewhere.
+    let known = [[0, 1, 2, 3, 7, 5, 6, 4], [0, 2, 6, 7, 4, 5, 1, 3], [0, 3, 2, 1, 5, 6, 7, 4]];
+    assert!(covers.iter().any(|cover| known.iter().all(|cycle| cover.contains(&cycle.to_vec()))), "{covers:?}");
+    assert_eq!(cluster("dgx1v").ring_orders().len(), 6);
+    assert_eq!(cluster("v100-x4").ring_orders().len(), 6);
+}
+
+#[test]
+fn rings_use_no_link_more_often_than_it_is_there_and_all_of_a_mesh() {
+    for (text, rings) in
+        [("dgx1v", 6), ("v100-x4", 6), ("dgx-a100", 4), ("pcie3-x8", 1), ("dgx1v x3", 4), ("hgx-h100 x2", 8)]
+    {
+        let cluster = cluster(text);
+        let orders = cluster.ring_orders();
+        assert_eq!(orders.len(), rings, "{text}");
+        let mut used = vec![0; cluster.directed_link_count()];
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..cluster.rank_count() as u32).collect::<Vec<u32>>(), "{text}");
+            for (from, to) in order.iter().zip(order.iter().cycle().skip(1)) {
+                let path = cluster.path(*from as usize, *to as usize);
+                path.hops.iter().for_each(|hop| used[hop.index()] += 1);
+            }
+        }
+        for (index, used) in used.iter().enumerate() {
+            let link = &cluster.links()[index / 2];
+            match link.class {
+                LinkClass::NvLink(_) if rings == 6 => assert_eq!(*used, link.count, "{text}"),
+                // One ring goes by each adapter.
+                class if class.is_network() => assert_eq!(*used, 1, "{text}"),
+                _ => {}
+            }
+        }
+    }
+}
