@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod failure;
 mod guarded;
 mod inputs;
@@ -18,10 +19,12 @@ mod ptx;
 mod ranks;
 mod reduce;
 mod shown;
+mod simulate;
 mod size;
 mod table;
 mod tensors;
 mod topo;
+mod train_cost;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use failure::Failure;
@@ -43,6 +46,8 @@ enum Command {
     Reduce(reduce::ReduceArgs),
     Topo(topo::TopoArgs),
     Plan(plan::PlanArgs),
+    Simulate(Box<simulate::SimulateArgs>),
+    TrainCost(train_cost::TrainCostArgs),
     Ptx(ptx::PtxArgs),
 }
 
@@ -56,6 +61,8 @@ fn main() -> ExitCode {
         Command::Reduce(args) => reduce::run(&args),
         Command::Topo(args) => topo::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::TrainCost(args) => train_cost::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };
     match result {

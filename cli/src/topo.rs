@@ -2,6 +2,7 @@
 //!
 //! Nothing here guesses: paths are those that the library has tried, and where it cannot try them that is said.
 
+use crate::cluster::{self, ClusterArgs};
 use crate::failure::Failure;
 use crate::machine;
 use crate::shown::{self, shown};
@@ -23,8 +24,22 @@ is trusted. One that fails is dropped for memory of the host, with a warning tha
 
 A machine without a CUDA driver has only its processor to show.
 
+With --topo a machine that need not be here is shown as the simulator knows it, with --links what is known of each class of \
+links, and where those figures come from.
+
 Exit code: 0 if all is well, 1 if the driver fails or two GPUs do not reach each other, 2 for a wrong command line.")]
 pub(crate) struct TopoArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    /// List the classes of links: what textbooks say, what of it is usable, and what each collective sends
+    #[arg(long, conflicts_with_all = ["topo", "presets"])]
+    links: bool,
+
+    /// List the machines that --topo knows
+    #[arg(long, conflicts_with = "topo")]
+    presets: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -69,6 +84,16 @@ struct Gpu {
 
 /// Runs the command.
 pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
+    let known = if args.links {
+        Some(cluster::links(args.json)?)
+    } else if args.presets {
+        Some(cluster::presets(args.json)?)
+    } else {
+        args.cluster.cluster()?.map(|cluster| cluster::shown(&cluster, args.json)).transpose()?
+    };
+    if let Some(text) = known {
+        return io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::output);
+    }
     let (topology, failure) = look();
     let text = if args.json { shown::json(&topology)? } else { text(&topology) };
     io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::output)?;
@@ -190,7 +215,7 @@ fn meaning(path: Path) -> &'static str {
 }
 
 /// Lines whose columns stand under each other; each has as many.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len)).map(width).collect();
     let line = |row: &Vec<String>| {

@@ -420,6 +420,11 @@ impl Builder {
         mesh
     }
 
+    /// How many slots a connection has.
+    pub(super) fn slots(&self) -> u32 {
+        self.geometry.slots
+    }
+
     /// Bytes of a chunk that goes through slots.
     pub(super) fn slot_chunk_bytes(&self) -> u32 {
         chunk_bytes_within(self.geometry.slot_bytes.min(CHUNK_BYTES_MAX), self.request.element_bytes)

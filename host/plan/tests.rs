@@ -9,6 +9,9 @@ use super::*;
 /// Small slots, so that small counts already take several chunks.
 const SMALL_SLOTS: Geometry = Geometry { slot_bytes: 100, slots: 2 };
 
+/// Enough of them that blocks of several chunks go in parts.
+const SMALL_SLOTS_ENOUGH: Geometry = Geometry { slot_bytes: 100, slots: 3 };
+
 /// Every algorithm, collective and root, for 1 to 9 ranks and the counts around every boundary.
 fn for_each_plan(geometry: &Geometry, mut check: impl FnMut(&Plan)) {
     for rank_count in 1..=9_u32 {
@@ -64,7 +67,7 @@ fn operands(step: &Step) -> impl Iterator<Item = Operand> {
 
 #[test]
 fn every_plan_keeps_to_what_its_types_promise() {
-    for geometry in [SMALL_SLOTS, Geometry::default()] {
+    for geometry in [SMALL_SLOTS, SMALL_SLOTS_ENOUGH, Geometry::default()] {
         for_each_plan(&geometry, |plan| {
             for (rank, rank_plan) in plan.ranks.iter().enumerate() {
                 assert_eq!(rank_plan.scratch_bytes, 0, "no algorithm needs scratch yet");
@@ -141,7 +144,7 @@ fn every_connection_has_one_producing_and_one_consuming_program_and_no_more_room
 
 #[test]
 fn every_plan_sends_as_many_bytes_as_the_literature_says() {
-    for_each_plan(&SMALL_SLOTS, |plan| {
+    for_each_plan(&SMALL_SLOTS_ENOUGH, |plan| {
         let plan = &*plan.without_multicast();
         let mut sent = vec![0; plan.rank_count()];
         for (rank, rank_plan) in plan.ranks.iter().enumerate() {
@@ -189,7 +192,7 @@ fn every_plan_reads_back_from_its_text() {
 #[test]
 fn digests_are_equal_for_equal_plans_and_differ_for_different_ones() {
     let mut plans: HashMap<u64, Plan> = HashMap::new();
-    for geometry in [SMALL_SLOTS, Geometry::default()] {
+    for geometry in [SMALL_SLOTS, SMALL_SLOTS_ENOUGH, Geometry::default()] {
         for_each_plan(&geometry, |plan| {
             let known = plans.entry(plan.digest()).or_insert_with(|| plan.clone());
             assert!(known == plan, "one digest for\n{known}\nand\n{plan}");
@@ -448,6 +451,7 @@ fn run_and_check(plan: &Plan) {
 #[test]
 fn every_plan_gives_every_rank_what_it_should_hold_in_place_and_out_of_place() {
     for_each_plan(&SMALL_SLOTS, run_and_check);
+    for_each_plan(&SMALL_SLOTS_ENOUGH, run_and_check);
 }
 
 #[test]
@@ -469,11 +473,13 @@ fn plans_of_several_channels_are_proved_like_others_and_survive_their_text() {
             for rank_count in [1, 2, 3, 5, 8, 13] {
                 for count in [0, 1, 100, 1000] {
                     let orders = orders(rank_count);
-                    let plan = build_in_orders(collective, algorithm, rank_count, count, 4, &SMALL_SLOTS, &orders);
-                    let plan = plan.expect("there is a plan");
-                    let verdict = verify::verify(&plan);
-                    assert!(verdict.is_ok(), "{verdict:?} of {plan}");
-                    assert_eq!(plan.to_string().parse(), Ok(plan));
+                    for geometry in [SMALL_SLOTS, SMALL_SLOTS_ENOUGH] {
+                        let plan = build_in_orders(collective, algorithm, rank_count, count, 4, &geometry, &orders);
+                        let plan = plan.expect("there is a plan");
+                        let verdict = verify::verify(&plan);
+                        assert!(verdict.is_ok(), "{verdict:?} of {plan}");
+                        assert_eq!(plan.to_string().parse(), Ok(plan));
+                    }
                 }
             }
         }

@@ -6,7 +6,8 @@
 
 use super::path::PathClass;
 
-/// Microseconds of each step, by what it sends over.
+/// Microseconds from the moment at which a message's bytes have left until the other side goes on, beside those of the wire, by what it
+/// goes over: the fence, the flag, and whoever polls it. Meanwhile the sender works on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlotLatency {
     /// Inside a host, over NVLink.
@@ -20,8 +21,10 @@ pub struct SlotLatency {
 /// Costs that are no link's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Software {
-    /// What each step takes until its bytes begin to move.
-    pub step: SlotLatency,
+    /// What each message takes.
+    pub message: SlotLatency,
+    /// Microseconds of each step in which its program does nothing else, before bytes move. Assumed.
+    pub step_us: f64,
     /// What a call takes before its first step: launching, and coming back.
     pub launch_us: f64,
     /// What each further rank of a host adds to that where one process launches them one after the other.
@@ -33,7 +36,8 @@ pub struct Software {
 impl Software {
     /// Plain slots ("Simple"): data, a fence, then a flag.
     pub const SIMPLE: Software = Software {
-        step: SlotLatency { nvlink_us: 2.7, pcie_us: 4.7, network_us: 13.3 },
+        message: SlotLatency { nvlink_us: 2.7, pcie_us: 4.7, network_us: 13.3 },
+        step_us: 0.5,
         launch_us: 8.4,
         launch_each_rank_us: 0.0,
         payload: 1.0,
@@ -41,7 +45,8 @@ impl Software {
 
     /// A flag in every line of 128 bytes.
     pub const LL128: Software = Software {
-        step: SlotLatency { nvlink_us: 1.2, pcie_us: 1.5, network_us: 3.3 },
+        message: SlotLatency { nvlink_us: 1.2, pcie_us: 1.5, network_us: 3.3 },
+        step_us: 0.3,
         launch_us: 14.0,
         launch_each_rank_us: 0.0,
         payload: 120.0 / 128.0,
@@ -49,19 +54,20 @@ impl Software {
 
     /// A flag beside every four bytes.
     pub const LL: Software = Software {
-        step: SlotLatency { nvlink_us: 0.3, pcie_us: 0.4, network_us: 2.0 },
+        message: SlotLatency { nvlink_us: 0.3, pcie_us: 0.4, network_us: 2.0 },
+        step_us: 0.2,
         launch_us: 6.6,
         launch_each_rank_us: 0.0,
         payload: 0.5,
     };
 
-    /// What a step over such a path takes before its bytes begin to move.
-    pub fn step_us(&self, class: PathClass) -> f64 {
+    /// What a message over such a path takes beside the wire.
+    pub fn message_us(&self, class: PathClass) -> f64 {
         match class {
             PathClass::Local => 0.0,
-            PathClass::NvLink | PathClass::NvLinkThroughGpu => self.step.nvlink_us,
-            PathClass::Network => self.step.network_us,
-            _ => self.step.pcie_us,
+            PathClass::NvLink | PathClass::NvLinkThroughGpu => self.message.nvlink_us,
+            PathClass::Network => self.message.network_us,
+            _ => self.message.pcie_us,
         }
     }
 }

@@ -76,11 +76,11 @@ struct Fifo {
     last_emptied: (u64, u32),
     producer: u32,
     consumer: u32,
-    /// Picoseconds of the wire.
+    /// Picoseconds from the end of a step until its message is seen, and of the wire alone.
     latency: u64,
+    wire: u64,
     /// Into the routes.
     route: u32,
-    step_time: u64,
 }
 
 pub(super) struct Engine<'a> {
@@ -110,6 +110,7 @@ pub(super) struct Engine<'a> {
     end: u64,
     end_record: u32,
     launch: u64,
+    step_time: u64,
 }
 
 fn picoseconds(us: f64) -> u64 {
@@ -163,6 +164,7 @@ impl<'a> Engine<'a> {
             end: 0,
             end_record: 0,
             launch: picoseconds(launch),
+            step_time: picoseconds(settings.software.step_us),
         };
         engine.add_programs()?;
         for connection in &plan.connections {
@@ -170,12 +172,14 @@ impl<'a> Engine<'a> {
                 return Err(SimulateError::TooFewRanks { offered: needed, needed: needed + 1 });
             }
             let route = engine.window(connection.from, connection.to);
-            let (latency, step_time, _) = engine.route_times[route as usize];
+            let (wire, software, _) = engine.route_times[route as usize];
+            let slowness = engine.slowness[connection.from.index()];
+            let latency = wire + (software as f64 * slowness) as u64;
             let slots = connection.slots.max(settings.slots);
             engine.fifos.push(Fifo {
                 slots,
                 latency,
-                step_time,
+                wire,
                 route,
                 producer: u32::MAX,
                 consumer: u32::MAX,
@@ -263,7 +267,7 @@ impl<'a> Engine<'a> {
     fn add_route(&mut self, route: &Route) -> u32 {
         let bandwidth = |link: &u32| self.network.link(*link as usize).bandwidth_gb_per_s;
         let narrowest = route.links.iter().copied().min_by(|one, other| bandwidth(one).total_cmp(&bandwidth(other)));
-        let software = picoseconds(route.step_us(&self.settings.software));
+        let software = picoseconds(self.settings.software.message_us(route.class));
         self.route_times.push((picoseconds(route.latency_us), software, narrowest.unwrap_or(NO_LINK)));
         let rate_max = route.bandwidth_gb_per_s * 1e-3;
         self.routes.push(Way { links: route.links.clone().into_boxed_slice(), rate_max });
@@ -402,20 +406,7 @@ impl<'a> Engine<'a> {
                 (running.cause, running.cause_time) = (record, free);
             }
         }
-        let mut software = 0;
-        for operand in step.sources.iter().map(|source| &source.operand).chain(&step.destinations) {
-            let time = match *operand {
-                Operand::Slot(connection) => self.fifos[connection.index()].step_time,
-                Operand::Window { rank, .. } => {
-                    let own = self.programs[program].rank;
-                    let route = self.window(own, rank);
-                    self.route_times[route as usize].1
-                }
-                Operand::Multicast { .. } => picoseconds(self.settings.software.step.nvlink_us),
-                Operand::Local { .. } => 0,
-            };
-            software = software.max(time);
-        }
+        let software = self.step_time;
         let running = &mut self.programs[program];
         running.state = State::Runs;
         running.ready = now;
@@ -488,7 +479,7 @@ impl<'a> Engine<'a> {
             let Operand::Slot(connection) = source.operand else { continue };
             let fifo = &mut self.fifos[connection.index()];
             fifo.full.pop_front();
-            let known = now + fifo.latency;
+            let known = now + fifo.wire;
             fifo.emptied.push_back((known, record));
             let producer = fifo.producer as usize;
             if self.programs[producer].state == State::WaitsRoom(connection) {
@@ -538,12 +529,20 @@ impl<'a> Engine<'a> {
             return u32::MAX;
         }
         let own = self.records.len() as u32;
-        let (mut link, mut wire) = (NO_LINK, 0);
-        for destination in &step.destinations {
-            if let Operand::Slot(connection) = destination {
-                let fifo = &self.fifos[connection.index()];
-                wire = wire.max(fifo.latency);
-                link = self.route_times[fifo.route as usize].2;
+        // The narrowest link of the ways that it used; of messages if there are any, which are what others wait for.
+        let mut link = NO_LINK;
+        let windows = step.sources.iter().map(|source| (&source.operand, false));
+        for (operand, sends) in windows.chain(step.destinations.iter().map(|operand| (operand, true))) {
+            let route = match *operand {
+                Operand::Slot(connection) if sends => Some(self.fifos[connection.index()].route),
+                Operand::Window { rank: peer, .. } if link == NO_LINK => {
+                    let (from, to) = if sends { (running.rank, peer) } else { (peer, running.rank) };
+                    self.windows.get(&(from.0, to.0)).copied()
+                }
+                _ => None,
+            };
+            if let Some(route) = route {
+                link = self.route_times[route as usize].2;
             }
         }
         let cause = if running.cause == u32::MAX { own } else { running.cause };
@@ -556,7 +555,6 @@ impl<'a> Engine<'a> {
             ready,
             moved,
             done: now,
-            wire,
         });
         own
     }

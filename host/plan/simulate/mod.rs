@@ -2,8 +2,9 @@
 //!
 //! Programs fire their steps in order, under the rules of the interpreter: a step waits until its source slots are full, its
 //! destination slots are free and the step that it depends on is done. Then it takes what software takes ([`Software`]), and then its
-//! bytes flow, all destinations at once, over the links of their ways; it is done when the last of them has left. A slot is full for the
-//! consumer when its last byte has crossed the wire, and free for the producer when word of that has come back.
+//! bytes flow, all destinations at once, over the links of their ways; it is done when the last of them has left, and its program goes
+//! on. A slot is full for the consumer when its last byte has crossed the wire and software has seen it, and free for the producer
+//! when word of that has come back.
 //!
 //! Flows that meet on a link share it: each gets the same part of each link's bandwidth, and moves at the smallest of its parts. (That
 //! is a little less than max-min fairness, which hands on what a flow that is held up elsewhere leaves; it needs a look at no more than the
@@ -90,8 +91,6 @@ struct Record {
     ready: u64,
     moved: u64,
     done: u64,
-    /// How long its message was on the wire after that.
-    wire: u64,
 }
 
 /// No link.

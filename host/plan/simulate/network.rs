@@ -1,6 +1,6 @@
 //! What a simulation needs to know of a network.
 
-use crate::topology::{Cluster, LinkClass, NodeKind, PathClass, Software};
+use crate::topology::{Cluster, LinkClass, NodeKind, PathClass};
 
 /// One direction of a link.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,10 +139,3 @@ impl Network for Cluster {
 
 /// What of a link's bandwidth reductions in a switch get: NCCL's figure for H100.
 const SWITCH_EFFICIENCY: f64 = 0.85;
-
-impl Route {
-    /// Microseconds of software until bytes move over it.
-    pub(super) fn step_us(&self, software: &Software) -> f64 {
-        software.step_us(self.class)
-    }
-}

@@ -12,10 +12,10 @@ pub struct CriticalPath {
     pub steps: usize,
     /// Microseconds for launching.
     pub launch_us: f64,
-    /// Microseconds of software, step by step.
+    /// Microseconds of software in which programs did nothing else, step by step.
     pub software_us: f64,
-    /// Microseconds on wires.
-    pub wire_us: f64,
+    /// Microseconds until messages were seen: on wires, and by software.
+    pub message_us: f64,
     /// Microseconds in which bytes moved, by the narrowest link of their way, the longest first.
     pub parts: Vec<Part>,
 }
@@ -33,7 +33,7 @@ pub struct Part {
 
 /// Goes back from the last step to the first.
 pub(super) fn critical_path(records: &[Record], last: u32, launch: u64, network: &dyn Network) -> CriticalPath {
-    let (mut software, mut wire, mut steps) = (0, 0, 0);
+    let (mut software, mut messages, mut steps) = (0, 0, 0);
     let mut by_link: Vec<(u32, usize, u64)> = Vec::new();
     let mut index = last;
     while let Some(record) = records.get(index as usize) {
@@ -51,8 +51,8 @@ pub(super) fn critical_path(records: &[Record], last: u32, launch: u64, network:
             break;
         }
         let cause = &records[record.cause as usize];
-        // Between the two lies the wire that the message, or word of an emptied slot, crossed.
-        wire += record.ready.saturating_sub(cause.done);
+        // Between the two the message, or word of an emptied slot, was on its way.
+        messages += record.ready.saturating_sub(cause.done);
         index = record.cause;
     }
     by_link.sort_by_key(|(link, _, time)| (std::cmp::Reverse(*time), *link));
@@ -65,7 +65,7 @@ pub(super) fn critical_path(records: &[Record], last: u32, launch: u64, network:
         steps,
         launch_us: us(launch),
         software_us: us(software),
-        wire_us: us(wire),
+        message_us: us(messages),
         parts: by_link.into_iter().filter(|(_, _, time)| *time > 0).map(part).collect(),
     }
 }
@@ -75,11 +75,11 @@ const PARTS_SHOWN: usize = 4;
 
 impl fmt::Display for CriticalPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CriticalPath { steps, launch_us, software_us, wire_us, parts } = self;
+        let CriticalPath { steps, launch_us, software_us, message_us, parts } = self;
         write!(
             f,
             "{steps} steps, one waiting for the other: {launch_us:.1} us to launch, {software_us:.1} us of software, \
-             {wire_us:.1} us on wires"
+             {message_us:.1} us until messages were seen"
         )?;
         for Part { link, steps, time_us } in parts.iter().take(PARTS_SHOWN) {
             write!(f, ", {time_us:.1} us of {steps} messages over {link}")?;
