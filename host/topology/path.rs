@@ -63,8 +63,10 @@ pub struct Path {
     pub hops: Vec<Hop>,
     /// How near the ranks are.
     pub class: PathClass,
-    /// GB/s of its narrowest link, less what a processor in the middle costs.
+    /// GB/s of its narrowest link, less the overhead.
     pub bandwidth_gb_per_s: f64,
+    /// How many times its bytes it takes of its links: more than once where a processor is in the middle.
+    pub overhead: f64,
     /// Microseconds of all its wires.
     pub latency_us: f64,
 }
@@ -332,6 +334,6 @@ impl Cluster {
             _ => overhead,
         });
         let latency_us = links().map(|link| link.latency_us).sum();
-        Path { class, bandwidth_gb_per_s: narrowest / overhead, latency_us, hops }
+        Path { class, bandwidth_gb_per_s: narrowest / overhead, overhead, latency_us, hops }
     }
 }

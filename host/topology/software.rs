@@ -27,6 +27,8 @@ pub struct Software {
     pub step_us: f64,
     /// What a call takes before its first step: launching, and coming back.
     pub launch_us: f64,
+    /// What a call whose steps a switch does takes beside that.
+    pub switch_us: f64,
     /// What each further rank of a host adds to that where one process launches them one after the other.
     pub launch_each_rank_us: f64,
     /// The share of the wire's bytes that are data: 1 for plain slots, 15/16 for LL128, 1/2 for LL.
@@ -39,6 +41,7 @@ impl Software {
         message: SlotLatency { nvlink_us: 2.7, pcie_us: 4.7, network_us: 13.3 },
         step_us: 0.5,
         launch_us: 8.4,
+        switch_us: 25.0,
         launch_each_rank_us: 0.0,
         payload: 1.0,
     };
@@ -48,6 +51,7 @@ impl Software {
         message: SlotLatency { nvlink_us: 1.2, pcie_us: 1.5, network_us: 3.3 },
         step_us: 0.3,
         launch_us: 14.0,
+        switch_us: 25.0,
         launch_each_rank_us: 0.0,
         payload: 120.0 / 128.0,
     };
@@ -57,6 +61,7 @@ impl Software {
         message: SlotLatency { nvlink_us: 0.3, pcie_us: 0.4, network_us: 2.0 },
         step_us: 0.2,
         launch_us: 6.6,
+        switch_us: 25.0,
         launch_each_rank_us: 0.0,
         payload: 0.5,
     };

@@ -12,6 +12,7 @@ use super::network::{Network, Route};
 use super::path::critical_path;
 use super::{NO_LINK, PICOSECONDS, Record, Settings, SimulateError, Simulated, WaitsFor};
 use crate::plan::{After, ConnectionId, Operand, Plan, ProgramId, Rank, Step, StepId};
+use crate::topology::Software;
 
 /// What happens, packed with its time so that a heap of many stays small.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,7 +141,10 @@ impl<'a> Engine<'a> {
                 *slowness = *times;
             }
         }
-        let launch = settings.software.launch_us + settings.software.launch_each_rank_us * needed as f64;
+        let Software { launch_us, launch_each_rank_us, switch_us, .. } = settings.software;
+        let mut steps = plan.ranks.iter().flat_map(|rank| &rank.programs).flat_map(|program| &program.loops);
+        let is_switched = steps.any(|looped| looped.steps.iter().any(Step::is_multicast));
+        let launch = launch_us + launch_each_rank_us * needed as f64 + if is_switched { switch_us } else { 0.0 };
         let mut engine = Engine {
             plan,
             network,
@@ -269,8 +273,8 @@ impl<'a> Engine<'a> {
         let narrowest = route.links.iter().copied().min_by(|one, other| bandwidth(one).total_cmp(&bandwidth(other)));
         let software = picoseconds(self.settings.software.message_us(route.class));
         self.route_times.push((picoseconds(route.latency_us), software, narrowest.unwrap_or(NO_LINK)));
-        let rate_max = route.bandwidth_gb_per_s * 1e-3;
-        self.routes.push(Way { links: route.links.clone().into_boxed_slice(), rate_max });
+        let bytes_each = 1.0 / (self.settings.software.payload * route.efficiency);
+        self.routes.push(Way { links: route.links.clone().into_boxed_slice(), bytes_each });
         self.routes.len() as u32 - 1
     }
 
@@ -460,7 +464,7 @@ impl<'a> Engine<'a> {
         if bytes == 0 {
             return;
         }
-        let wire_bytes = bytes as f64 / self.settings.software.payload;
+        let wire_bytes = bytes as f64 * self.routes[route as usize].bytes_each;
         for link in &self.routes[route as usize].links {
             self.link_bytes[*link as usize] += wire_bytes as u64;
         }
@@ -599,7 +603,9 @@ impl<'a> Engine<'a> {
             .or_else(|| self.programs.iter().position(|running| running.state != State::Ended))?;
         let running = &self.programs[number];
         let waits_for = match (by_link, running.state) {
-            (Some((_, link)), _) => WaitsFor::DeadLink(link as usize),
+            (Some((_, link)), _) => {
+                WaitsFor::DeadLink { link: link as usize, name: self.network.link(link as usize).name }
+            }
             (None, State::WaitsFull(id)) => WaitsFor::Full(id, self.plan.connections[id.index()].from),
             (None, State::WaitsRoom(id)) => WaitsFor::Room(id, self.plan.connections[id.index()].to),
             (None, State::WaitsAfter(target)) => WaitsFor::After(self.programs[target].id),

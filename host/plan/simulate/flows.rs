@@ -28,8 +28,8 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     pub(super) links: Box<[u32]>,
-    /// Bytes in a picosecond that one flow gets at most.
-    pub(super) rate_max: f64,
+    /// Bytes on the links for each byte of data.
+    pub(super) bytes_each: f64,
 }
 
 /// All flows, and which of them are on which link.
@@ -119,7 +119,7 @@ impl Flows {
                 let id = self.on_link[*link as usize][index];
                 let way = &ways[self.flows[id as usize].route as usize];
                 let part = |link: &u32| self.rates[*link as usize] / self.on_link[*link as usize].len() as f64;
-                let rate = way.links.iter().map(part).fold(way.rate_max, f64::min);
+                let rate = way.links.iter().map(part).fold(f64::INFINITY, f64::min);
                 let flow = &mut self.flows[id as usize];
                 if rate == flow.rate && flow.ends != NEVER {
                     continue;

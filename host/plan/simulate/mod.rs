@@ -143,7 +143,12 @@ pub enum WaitsFor {
     /// Another step of the same rank.
     After(ProgramId),
     /// Bytes that move no more, over this link.
-    DeadLink(usize),
+    DeadLink {
+        /// The directed link.
+        link: usize,
+        /// Its name.
+        name: String,
+    },
 }
 
 impl fmt::Display for SimulateError {
@@ -164,7 +169,7 @@ impl fmt::Display for SimulateError {
                     WaitsFor::Full(connection, from) => write!(f, "a message of {from} in {connection}")?,
                     WaitsFor::Room(connection, to) => write!(f, "room in {connection}, which {to} has yet to empty")?,
                     WaitsFor::After(program) => write!(f, "a step of {program}")?,
-                    WaitsFor::DeadLink(link) => write!(f, "bytes to cross link {link}, which is dead")?,
+                    WaitsFor::DeadLink { name, .. } => write!(f, "bytes to cross {name}, which is dead")?,
                 }
                 match waiting {
                     0 | 1 => Ok(()),

@@ -18,10 +18,10 @@ pub struct Route {
     pub links: Vec<u32>,
     /// Microseconds of all of them.
     pub latency_us: f64,
-    /// GB/s that one flow gets at most.
-    pub bandwidth_gb_per_s: f64,
     /// What kind of way it is, by which software takes its time.
     pub class: PathClass,
+    /// The part of its links' bandwidth that it makes use of: each byte takes as much of them as 1 / efficiency bytes.
+    pub efficiency: f64,
 }
 
 /// Directed links, and the ways of ranks over them.
@@ -73,12 +73,7 @@ impl Network for Flat {
 
     fn route(&self, from: usize, to: usize) -> Route {
         let links = if from == to { Vec::new() } else { vec![2 * from as u32, 2 * to as u32 + 1] };
-        Route {
-            links,
-            latency_us: self.latency_us,
-            bandwidth_gb_per_s: self.bandwidth_gb_per_s,
-            class: PathClass::NvLink,
-        }
+        Route { links, latency_us: self.latency_us, class: PathClass::NvLink, efficiency: 1.0 }
     }
 }
 
@@ -102,8 +97,8 @@ impl Network for Cluster {
         Route {
             links: path.hops.iter().map(|hop| hop.index() as u32).collect(),
             latency_us: path.latency_us,
-            bandwidth_gb_per_s: path.bandwidth_gb_per_s,
             class: path.class,
+            efficiency: 1.0 / path.overhead,
         }
     }
 
@@ -117,7 +112,7 @@ impl Network for Cluster {
             reduces(link.class) && link.ends.iter().any(|end| self.nodes()[end.index()].kind == NodeKind::NvSwitch)
         });
         let mut links = Vec::new();
-        let (mut latency_us, mut bandwidth_gb_per_s) = (0.0_f64, f64::INFINITY);
+        let mut latency_us = 0.0_f64;
         for (index, link) in switched {
             let gpu = if self.nodes()[link.ends[0].index()].kind == NodeKind::NvSwitch { 1 } else { 0 };
             let is_own = link.ends[gpu] == self.node_of_rank(rank);
@@ -130,10 +125,10 @@ impl Network for Cluster {
                 links.push(down as u32);
             }
             latency_us = latency_us.max(2.0 * link.latency_us);
-            bandwidth_gb_per_s = bandwidth_gb_per_s.min(link.bandwidth_gb_per_s * SWITCH_EFFICIENCY);
         }
         let complete = !links.is_empty();
-        complete.then_some(Route { links, latency_us, bandwidth_gb_per_s, class: PathClass::NvLink })
+        let (class, efficiency) = (PathClass::NvLink, SWITCH_EFFICIENCY);
+        complete.then_some(Route { links, latency_us, class, efficiency })
     }
 }
 

@@ -9,6 +9,7 @@ const FREE: Software = Software {
     message: SlotLatency { nvlink_us: 0.0, pcie_us: 0.0, network_us: 0.0 },
     step_us: 0.0,
     launch_us: 0.0,
+    switch_us: 0.0,
     launch_each_rank_us: 0.0,
     payload: 1.0,
 };
@@ -138,7 +139,9 @@ fn a_slow_link_and_a_slow_rank_take_longer_and_a_dead_link_is_named() {
     assert!(slow > 1.05 * well, "{slow} us with a slow rank, {well} us without");
     let dead = Settings { slow_links: vec![(link, 0.0)], ..Settings::default() };
     match simulate(&plan, &cluster, &dead) {
-        Err(SimulateError::Stuck { rank: Rank(0), waits_for: WaitsFor::DeadLink(found), waiting, .. }) => {
+        Err(SimulateError::Stuck {
+            rank: Rank(0), waits_for: WaitsFor::DeadLink { link: found, .. }, waiting, ..
+        }) => {
             assert_eq!((found, waiting), (link, 8));
         }
         other => panic!("{other:?}"),
