@@ -306,3 +306,21 @@ fn memory_is_not_given_back_while_kernels_wait_for_whoever_gives_it_back() {
     assert_eq!([0, 1, 2, 3].map(|device| software.allocated_bytes(device)), [0; 4]);
     assert_eq!(software.faults(), "");
 }
+
+#[test]
+fn a_rank_that_runs_ahead_prepares_its_next_call_while_others_have_yet_to_begin_this_one() {
+    let software = Software::new(SLOW_TO_ALLOCATE);
+    let ranks = cuda::local(&software.devices(4)).expect("the ranks are made");
+    let begun = Instant::now();
+    // Who only sends is done with a reduce before others have begun, and then needs other code.
+    let results = on_threads(&ranks, |rank| {
+        rank.reduce_in_place(&mut [1.0_f32; 30], Reduction::Sum, 1)?;
+        rank.reduce_in_place(&mut [1_i8; 30], Reduction::Max, 1)?;
+        rank.reduce_in_place(&mut [1.0_f64; 30], Reduction::Prod, 1)?;
+        rank.reduce_in_place(&mut [1_u16; 30], Reduction::Min, 1)?;
+        rank.reduce_in_place(&mut [1_u32; 30], Reduction::Avg, 1)
+    });
+    results.into_iter().for_each(|result| result.expect("the calls are right"));
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(software.faults(), "");
+}

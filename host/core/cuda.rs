@@ -197,10 +197,7 @@ impl CudaRank {
         };
         self.ranks.kernel(self.rank, kernel_key)?;
         let stage_bytes = self.stage_bytes(request, &bound);
-        self.ranks
-            .stages(self.rank, stage_bytes)
-            .map_err(|failure| failure.during("finding memory to stage buffers"))?;
-        Ok(())
+        self.ranks.stages(self.rank, stage_bytes).map(drop)
     }
 
     /// Which kernel runs a call, by which plan.
@@ -582,9 +579,7 @@ impl CudaRank {
         let traces_at = bytes.next_multiple_of(STAGE_ALIGNMENT);
         let stage_bytes = self.stage_bytes(request, bound);
         debug_assert!(traces_at + trace_bytes <= stage_bytes);
-        let stage = self.ranks.stages(self.rank, stage_bytes).map_err(|failure| {
-            failure.during(format_args!("finding memory to stage {bytes} bytes of rank {}", self.rank))
-        })?;
+        let stage = self.ranks.stages(self.rank, stage_bytes)?;
         // SAFETY: the stage has room for both; the caller vouches for the buffers; and no kernel of this rank runs, since its last
         // call was waited for.
         unsafe {

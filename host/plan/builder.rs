@@ -10,7 +10,7 @@ use std::fmt;
 use super::order::Order;
 use super::{
     Algorithm, Collective, Connection, ConnectionId, Loop, MAX_CHANNEL_COUNT, Operand, Plan, Program, Rank, RankPlan,
-    Source, Step, chain, direct, dissemination, nvls, one_shot, ring, tree,
+    Source, Step, bruck, chain, direct, dissemination, double_tree, halving_doubling, nvls, one_shot, ring, tree,
 };
 
 /// The most ranks that one plan may have. A plan holds the programs of all its ranks, and most algorithms have a step or a
@@ -216,6 +216,9 @@ pub fn build_in_orders(
             Algorithm::Direct => direct::build(&mut builder),
             Algorithm::Nvls => nvls::build(&mut builder),
             Algorithm::Dissemination => dissemination::build(&mut builder),
+            Algorithm::HalvingDoubling => halving_doubling::build(&mut builder),
+            Algorithm::DoubleTree => double_tree::build(&mut builder),
+            Algorithm::Bruck => bruck::build(&mut builder),
         }
     }
     builder.finish()
@@ -313,6 +316,16 @@ impl Request {
         Rank((rank.0 + self.rank_count - distance % self.rank_count) % self.rank_count)
     }
 
+    /// All of the data, of collectives that do not count by blocks.
+    pub(super) fn whole(&self) -> Block {
+        Block { offset: 0, bytes: self.bytes() }
+    }
+
+    /// The `index`-th of so many shares of the data.
+    pub(super) fn share(&self, index: u32, share_count: u32) -> Block {
+        partition(self.count, self.element_bytes, share_count, index)
+    }
+
     /// The `rank`-th of the blocks that the collective works by: of `count` elements shared out over the ranks, or, where
     /// the collective itself counts by blocks, of one block of `count` elements for each rank.
     pub(super) fn block(&self, rank: Rank) -> Block {
@@ -320,7 +333,7 @@ impl Request {
             Collective::ReduceScatter | Collective::AllGather => {
                 Block { offset: u64::from(rank.0) * self.bytes(), bytes: self.bytes() }
             }
-            _ => partition(self.count, self.element_bytes, self.rank_count, rank.0),
+            _ => self.share(rank.0, self.rank_count),
         }
     }
 }
@@ -447,7 +460,18 @@ impl Builder {
     /// A loop that runs `steps` until the longest of them is through, and at least once.
     pub(super) fn chunked(&self, chunk_bytes: u32, steps: Vec<Step>) -> Loop {
         let bytes_max = steps.iter().map(|step| step.bytes).max().unwrap_or(0);
-        Loop { iterations: bytes_max.div_ceil(u64::from(chunk_bytes)).max(1), chunk_bytes, steps }
+        self.chunked_for(bytes_max, chunk_bytes, steps)
+    }
+
+    /// A loop that runs `steps` as often as `bytes` need, however many the steps have.
+    pub(super) fn chunked_for(&self, bytes: u64, chunk_bytes: u32, steps: Vec<Step>) -> Loop {
+        Loop { iterations: bytes.div_ceil(u64::from(chunk_bytes)).max(1), chunk_bytes, steps }
+    }
+
+    /// The ranks at the two ends of a connection.
+    pub(super) fn ends(&self, id: ConnectionId) -> (Rank, Rank) {
+        let Connection { from, to, .. } = self.connections[id.index()];
+        (from, to)
     }
 
     /// A loop that runs `steps` once, on slots of zero bytes.

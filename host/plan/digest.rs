@@ -24,6 +24,9 @@ impl Plan {
             Algorithm::OneShot => 3,
             Algorithm::Direct => 4,
             Algorithm::Dissemination => 5,
+            Algorithm::HalvingDoubling => 7,
+            Algorithm::DoubleTree => 8,
+            Algorithm::Bruck => 9,
             Algorithm::Nvls => 6,
         };
         digest.pair(collective, root);

@@ -16,10 +16,13 @@ pub mod simulate;
 pub mod text;
 pub mod verify;
 
+mod bruck;
 mod chain;
 mod digest;
 mod direct;
 mod dissemination;
+mod double_tree;
+mod halving_doubling;
 mod multicast;
 mod nvls;
 mod one_shot;
@@ -122,6 +125,12 @@ pub enum Algorithm {
     Nvls,
     /// Barrier in ⌈log2 N⌉ rounds.
     Dissemination,
+    /// All-reduce in 2 ⌈log2 N⌉ exchanges of halves, quarters and so on.
+    HalvingDoubling,
+    /// Two trees at once, each for half of the data; leaves of one are inner ranks of the other.
+    DoubleTree,
+    /// All-gather in ⌈log2 N⌉ exchanges, of ever more blocks.
+    Bruck,
 }
 
 /// A collective for all its ranks.

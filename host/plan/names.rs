@@ -82,7 +82,7 @@ impl FromStr for Collective {
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 10] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::Chain,
@@ -90,6 +90,9 @@ impl Algorithm {
         Algorithm::Direct,
         Algorithm::Nvls,
         Algorithm::Dissemination,
+        Algorithm::HalvingDoubling,
+        Algorithm::DoubleTree,
+        Algorithm::Bruck,
     ];
 
     /// The name, such as `one_shot`.
@@ -102,6 +105,9 @@ impl Algorithm {
             Algorithm::Direct => "direct",
             Algorithm::Nvls => "nvls",
             Algorithm::Dissemination => "dissemination",
+            Algorithm::HalvingDoubling => "halving_doubling",
+            Algorithm::DoubleTree => "double_tree",
+            Algorithm::Bruck => "bruck",
         }
     }
 
@@ -119,7 +125,8 @@ impl Algorithm {
                 &[Collective::AllReduce, Collective::Broadcast { root: ROOTED }, Collective::Reduce { root: ROOTED }]
             }
             Algorithm::Chain => &[Collective::Broadcast { root: ROOTED }, Collective::Reduce { root: ROOTED }],
-            Algorithm::OneShot => &[Collective::AllReduce],
+            Algorithm::OneShot | Algorithm::HalvingDoubling | Algorithm::DoubleTree => &[Collective::AllReduce],
+            Algorithm::Bruck => &[Collective::AllGather],
             Algorithm::Direct | Algorithm::Nvls => &[
                 Collective::AllReduce,
                 Collective::ReduceScatter,
@@ -241,7 +248,7 @@ mod tests {
         let error = "rign".parse::<Algorithm>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "no algorithm is called \"rign\"; expected one of ring, tree, chain, one_shot, direct, nvls, dissemination"
+            "no algorithm is called \"rign\"; expected one of ring, tree, chain, one_shot, direct, nvls, dissemination, halving_doubling, double_tree, bruck"
         );
     }
 

@@ -4,7 +4,10 @@
 //! steps: they are what the verifier holds its own count against.
 
 use super::builder::Request;
-use super::{Algorithm, Collective, Plan, PlanError, chain, direct, dissemination, one_shot, ring, tree};
+use super::{
+    Algorithm, Collective, Plan, PlanError, bruck, chain, direct, dissemination, double_tree, halving_doubling,
+    one_shot, ring, tree,
+};
 
 /// Bytes that each rank's memory sends during `plan`, by the published formula of its algorithm: what the rank puts into
 /// slots and into peers' windows, and what peers read from its windows. Indexed by rank.
@@ -26,6 +29,9 @@ pub fn published_bytes(plan: &Plan) -> Result<Vec<u64>, PlanError> {
         // Counted without the switch: what it reads and writes for a rank, the rank would.
         Algorithm::Direct | Algorithm::Nvls => direct::published_bytes(&request),
         Algorithm::Dissemination => dissemination::published_bytes(&request),
+        Algorithm::HalvingDoubling => halving_doubling::published_bytes(&request),
+        Algorithm::DoubleTree => double_tree::published_bytes(&request),
+        Algorithm::Bruck => bruck::published_bytes(&request),
     })
 }
 

@@ -8,7 +8,7 @@
 //! A chunk comes down only after every rank's chunk has gone up; so a rank's output is written after its input was read,
 //! and the two may be the same memory.
 
-use super::builder::{Builder, Request};
+use super::builder::{Block, Builder, Request};
 use super::{Collective, Operand, Rank, Source, Step};
 
 /// Nothing waits in a circle: up waits only on children, down only on the parent.
@@ -16,7 +16,21 @@ const SLOTS: u32 = 1;
 
 pub(super) fn build(builder: &mut Builder) {
     let request = builder.request;
-    let tree = Tree::of(&request);
+    add_tree(builder, &Tree::of(&request), request.whole());
+}
+
+/// A tree over all ranks.
+pub(super) trait Shape {
+    /// Who is above a rank; nobody is above the root.
+    fn parent(&self, rank: Rank) -> Option<Rank>;
+
+    /// Who is below it.
+    fn children(&self, rank: Rank) -> Vec<Rank>;
+}
+
+/// Adds the programs by which a tree carries a part of the data.
+pub(super) fn add_tree(builder: &mut Builder, tree: &impl Shape, part: Block) {
+    let request = builder.request;
     let (up, down) = match request.collective {
         Collective::Broadcast { .. } => (false, true),
         Collective::Reduce { .. } => (true, false),
@@ -31,18 +45,19 @@ pub(super) fn build(builder: &mut Builder) {
             from_parent[rank.index()] = down.then(|| Operand::Slot(builder.connect(parent, rank, SLOTS)));
         }
     }
-    let bytes = request.bytes();
+    let Block { offset, bytes } = part;
     let chunk_bytes = builder.pipeline_chunk_bytes(bytes);
     let add_program = |builder: &mut Builder, rank: Rank, step: Step| {
         let steps = builder.chunked(chunk_bytes, vec![step]);
         builder.add_program(rank, vec![steps]);
     };
     for rank in request.ranks() {
-        let input = Operand::input(0);
-        let from_children = || tree.children(rank).filter_map(|child| to_parent[child.index()]).map(Operand::plain);
+        let input = Operand::input(offset);
+        let children = tree.children(rank);
+        let from_children = || children.iter().filter_map(|child| to_parent[child.index()]).map(Operand::plain);
         let output_and_children = || {
-            let to_children = tree.children(rank).filter_map(|child| from_parent[child.index()]);
-            std::iter::once(Operand::output(0)).chain(to_children).collect::<Vec<Operand>>()
+            let to_children = children.iter().filter_map(|child| from_parent[child.index()]);
+            std::iter::once(Operand::output(offset)).chain(to_children).collect::<Vec<Operand>>()
         };
         let gathered = || std::iter::once(input.scaled()).chain(from_children()).collect::<Vec<Source>>();
         if tree.parent(rank).is_none() {
@@ -60,6 +75,17 @@ pub(super) fn build(builder: &mut Builder) {
                 add_program(builder, rank, Step::new(bytes, vec![from_parent.plain()], output_and_children()));
             }
         }
+    }
+}
+
+/// How often a rank sends the part of the data that a tree carries.
+pub(super) fn ways(tree: &impl Shape, rank: Rank, collective: Collective) -> u64 {
+    let up = u64::from(tree.parent(rank).is_some());
+    let down = tree.children(rank).len() as u64;
+    match collective {
+        Collective::Broadcast { .. } => down,
+        Collective::Reduce { .. } => up,
+        _ => up + down,
     }
 }
 
@@ -82,15 +108,17 @@ impl Tree {
     fn rank_at(&self, position: u32) -> Rank {
         Rank((position + self.root.0) % self.rank_count)
     }
+}
 
+impl Shape for Tree {
     fn parent(&self, rank: Rank) -> Option<Rank> {
         let position = self.position(rank);
         (position > 0).then(|| self.rank_at((position - 1) / 2))
     }
 
-    fn children(self, rank: Rank) -> impl Iterator<Item = Rank> {
+    fn children(&self, rank: Rank) -> Vec<Rank> {
         let first = 2 * self.position(rank) + 1;
-        (first..(first + 2).min(self.rank_count)).map(move |position| self.rank_at(position))
+        (first..(first + 2).min(self.rank_count)).map(|position| self.rank_at(position)).collect()
     }
 }
 
@@ -102,15 +130,5 @@ impl Tree {
 /// 2005, on trees).
 pub(super) fn published_bytes(request: &Request) -> Vec<u64> {
     let tree = Tree::of(request);
-    let sent = |rank: Rank| {
-        let ways_up = u64::from(tree.parent(rank).is_some());
-        let ways_down = tree.children(rank).count() as u64;
-        let ways = match request.collective {
-            Collective::Broadcast { .. } => ways_down,
-            Collective::Reduce { .. } => ways_up,
-            _ => ways_up + ways_down,
-        };
-        ways * request.bytes()
-    };
-    request.ranks().map(sent).collect()
+    request.ranks().map(|rank| ways(&tree, rank, request.collective) * request.bytes()).collect()
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use tutti_kernels::layout::{
@@ -149,7 +149,7 @@ pub(crate) struct Ranks {
     geometry: Geometry,
     connections: Mutex<HashMap<ConnectionKey, (u64, u64)>>,
     bound: Mutex<HashMap<BoundKey, BoundPlace>>,
-    binding: Mutex<()>,
+    making: Mutex<()>,
     /// How much memory for buffers of the host every rank has, at least.
     staged_bytes: AtomicUsize,
     mirroring: Mutex<()>,
@@ -245,7 +245,7 @@ impl Ranks {
             geometry,
             connections: Mutex::default(),
             bound: Mutex::default(),
-            binding: Mutex::default(),
+            making: Mutex::default(),
             staged_bytes: AtomicUsize::new(STAGE_AT_FIRST_BYTES),
             mirroring: Mutex::default(),
             _gives_back: GivesBack(devices[0].clone()),
@@ -343,30 +343,55 @@ impl Ranks {
         plan: impl FnOnce() -> Result<Arc<SharedPlan>>,
     ) -> Result<Arc<Bound>> {
         let place = Arc::clone(lock(&self.bound).entry(key).or_default());
-        if let Some(bound) = &*lock(&place) {
-            return Ok(Arc::clone(bound));
+        let make = || {
+            let bound = Arc::new(bind(self, &plan()?, key.1)?);
+            *lock(&place) = Some(Arc::clone(&bound));
+            Ok(bound)
+        };
+        self.prepared(|| lock(&place).clone(), make)
+    }
+
+    /// What is there, or is made now, for all ranks, one thing at a time.
+    ///
+    /// Who waits for another rank to make something does not wait for the lock: a rank that has it may by then be making something for
+    /// a later call, and wait for kernels that wait for this rank.
+    fn prepared<T>(&self, there: impl Fn() -> Option<T>, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        loop {
+            if let Some(there) = there() {
+                return Ok(there);
+            }
+            let Some(_making) = self.try_to_make() else {
+                std::thread::sleep(Duration::from_micros(50));
+                continue;
+            };
+            return match there() {
+                Some(there) => Ok(there),
+                None => make(),
+            };
         }
-        let _binding = lock(&self.binding);
-        if let Some(bound) = &*lock(&place) {
-            return Ok(Arc::clone(bound));
+    }
+
+    /// Leave to make something, if nobody else does.
+    fn try_to_make(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.making.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
-        let bound = Arc::new(bind(self, &plan()?, key.1)?);
-        *lock(&place) = Some(Arc::clone(&bound));
-        Ok(bound)
     }
 
     /// The kernels of every rank's device for a type and a reduction; this rank's.
     pub(crate) fn kernel(&self, rank: usize, key: KernelKey) -> Result<LoadedKernel> {
-        if let Some(loaded) = self.gpu(rank).device.loaded(key)
-            && self.gpus.iter().all(|gpu| gpu.device.loaded(key).is_some())
-        {
-            return Ok(loaded);
-        }
-        let _binding = lock(&self.binding);
-        for gpu in &self.gpus {
-            gpu.device.kernel(key)?;
-        }
-        self.gpu(rank).device.kernel(key)
+        let there = || {
+            let loaded = self.gpu(rank).device.loaded(key)?;
+            self.gpus.iter().all(|gpu| gpu.device.loaded(key).is_some()).then_some(loaded)
+        };
+        self.prepared(there, || {
+            for gpu in &self.gpus {
+                gpu.device.kernel(key)?;
+            }
+            self.gpu(rank).device.kernel(key)
+        })
     }
 
     /// Whether the kernels of every rank's device for a type and a reduction have steps that a switch does.
@@ -429,16 +454,18 @@ impl Ranks {
 
     /// Memory of the host for buffers of a rank's calls, so many bytes at least; every rank gets as much, since each would ask
     /// for it in the same call.
-    pub(crate) fn stages(&self, rank: usize, bytes: usize) -> Result<*mut u8, Failure> {
+    pub(crate) fn stages(&self, rank: usize, bytes: usize) -> Result<*mut u8> {
         // Not just this rank's: it might launch while the others' are still being found.
-        if self.staged_bytes.load(Ordering::Acquire) < bytes {
-            let _binding = lock(&self.binding);
+        let there = || (self.staged_bytes.load(Ordering::Acquire) >= bytes).then_some(());
+        let what = || format!("finding {bytes} bytes of memory to stage buffers");
+        self.prepared(there, || {
             for rank in 0..self.rank_count() {
-                self.stage(rank, bytes)?;
+                self.stage(rank, bytes).map_err(|failure| failure.during(what()))?;
             }
             self.staged_bytes.fetch_max(bytes, Ordering::Release);
-        }
-        self.stage(rank, bytes)
+            Ok(())
+        })?;
+        self.stage(rank, bytes).map_err(|failure| failure.during(what()))
     }
 
     /// Copies what the kernels of a rank report to the board, where the host has not posted it itself.
@@ -456,6 +483,8 @@ impl Ranks {
 
     /// Forgets plans that no rank remembers any more, where there are more than so many.
     pub(crate) fn forget_plans(&self, kept: usize) {
+        // Who makes something has the memory that goes back; the next one forgets.
+        let Some(_making) = self.try_to_make() else { return };
         let mut bound = lock(&self.bound);
         if bound.len() <= kept {
             return;

@@ -22,6 +22,8 @@ pub(crate) struct Symmetric {
     devices: Vec<Device>,
     granularity: usize,
     segments: Mutex<Vec<Arc<Segment>>>,
+    /// Held by who makes another one, which may take long; calls look at those that there are meanwhile.
+    making: Mutex<()>,
     /// By rank.
     parts: Vec<Mutex<Part>>,
 }
@@ -97,6 +99,7 @@ impl Symmetric {
             granularity: MappedMemory::multicast_granularity(devices)?,
             devices: devices.to_vec(),
             segments: Mutex::default(),
+            making: Mutex::default(),
             parts: devices.iter().map(|_| Mutex::default()).collect(),
         })
     }
@@ -129,12 +132,14 @@ impl Symmetric {
 
     /// The first segment of at least so many bytes, from the `first` on; a new one if there is none.
     fn segment(&self, first: usize, bytes: usize) -> Result<(usize, Arc<Segment>), Failure> {
-        let mut segments = lock(&self.segments);
+        let _making = lock(&self.making);
         let has_room = |segment: &Arc<Segment>| segment.multicast.bytes() >= bytes;
-        if let Some((index, segment)) = segments.iter().enumerate().skip(first).find(|(_, segment)| has_room(segment)) {
-            return Ok((index, Arc::clone(segment)));
+        let there = lock(&self.segments).iter().cloned().enumerate().skip(first).find(|(_, segment)| has_room(segment));
+        if let Some(there) = there {
+            return Ok(there);
         }
         let segment = Arc::new(self.new_segment(bytes.next_multiple_of(self.granularity))?);
+        let mut segments = lock(&self.segments);
         segments.push(Arc::clone(&segment));
         Ok((segments.len() - 1, segment))
     }

@@ -41,6 +41,15 @@ impl AlphaBeta {
                 let chunks = (hops * bytes * beta / alpha).sqrt().max(1.0);
                 (hops + chunks) * (alpha + bytes / chunks * beta)
             }
+            (Algorithm::HalvingDoubling, AllReduce) => {
+                let core = ranks.log2().floor();
+                let pairs = if rank_count.is_power_of_two() { 0.0 } else { 2.0 * (alpha + bytes * beta) };
+                let share = 1.0 - 0.5_f64.powf(core);
+                2.0 * core * alpha + 2.0 * share * bytes * beta + pairs
+            }
+            // Pipelined: the latency of the way up and down, and each rank sends its data about twice.
+            (Algorithm::DoubleTree, AllReduce) => 2.0 * 2.0 * rounds * alpha + 2.0 * bytes * beta,
+            (Algorithm::Bruck, AllGather) => rounds * alpha + share * bytes * beta,
             (Algorithm::Dissemination, Barrier) => rounds * alpha,
             _ => return None,
         })

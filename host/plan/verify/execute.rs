@@ -4,7 +4,8 @@
 //! step takes the values of its sources, combines them and leaves the result in its destinations, as the interpreter
 //! does with numbers. Beside the values travels knowledge: each program knows, of every other, how far that one was
 //! known to have come (a vector clock), and each slot carries what its producer knew. Two accesses of which neither
-//! knows of the other are in no order.
+//! knows of the other are in no order. Where nobody could ask, because no two programs have bytes in common, clocks are left out: they
+//! are as long as there are programs, and plans of many ranks would spend most of their time on them.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -15,7 +16,7 @@ use super::memory::{Bytes, Moment, Now, Run, Trouble, Value, push_run};
 use super::shape::{ProgramShape, Shape};
 use super::violation::{Limit, Memory, Place, Placement, RankList, Standing, ViolationKind, Violations, WaitsFor};
 use super::{Limits, Report};
-use crate::plan::{Buffer, Collective, ConnectionId, Operand, Plan, Rank, Step, StepId};
+use crate::plan::{Buffer, Collective, ConnectionId, Operand, Plan, Program, Rank, Step, StepId};
 
 /// What all executions of one plan share.
 pub(super) struct Context<'a> {
@@ -36,7 +37,7 @@ pub(super) enum Outcome {
     Stopped,
 }
 
-/// What a program knows of all programs: of each, how many of its steps happened before.
+/// What a program knows of all programs: of each, how many of its steps happened before. Empty where nobody asks.
 type Knowledge = Rc<Vec<u32>>;
 
 struct Running<'a> {
@@ -166,6 +167,10 @@ impl<'a, 'b> Execution<'a, 'b> {
             terms: Vec::new(),
             cursors: Vec::new(),
         };
+        if !execution.may_meet() {
+            let nothing: Knowledge = Rc::new(Vec::new());
+            execution.programs.iter_mut().for_each(|running| running.known = nothing.clone());
+        }
         for rank in (0..plan.ranks.len()).map(|index| Rank(index as u32)) {
             let bytes = shape.sizes[rank.index()][Buffer::Input as usize];
             let physical = execution.locate(rank, Buffer::Input, 0, bytes);
@@ -176,6 +181,45 @@ impl<'a, 'b> Execution<'a, 'b> {
             execution.stored += bytes.stored;
         }
         execution
+    }
+
+    /// Whether two programs may touch the same bytes, one of them writing, or something else depends on what they know of each other.
+    fn may_meet(&mut self) -> bool {
+        if self.plan.collective == Collective::Barrier || self.plan.touches_windows() {
+            return true;
+        }
+        // Accesses that begin before others end; where there are many of them, it is not worth while to look.
+        const OPEN_MAX: usize = 32;
+        let mut accesses: Vec<(Physical, usize, bool)> = Vec::new();
+        for (rank, own) in self.plan.ranks.iter().enumerate().filter(|(_, own)| own.programs.len() > 1) {
+            accesses.clear();
+            for (program, step) in own.programs.iter().enumerate().flat_map(|(program, Program { loops })| {
+                loops.iter().flat_map(|looped| &looped.steps).map(move |step| (program, step))
+            }) {
+                let sources = step.sources.iter().map(|source| (&source.operand, false));
+                for (operand, writes) in sources.chain(step.destinations.iter().map(|operand| (operand, true))) {
+                    if let Operand::Local { buffer, offset } = *operand
+                        && step.bytes > 0
+                    {
+                        accesses.push((self.locate(Rank(rank as u32), buffer, offset, step.bytes), program, writes));
+                    }
+                }
+            }
+            self.context.work += accesses.len() as u64;
+            accesses.sort_unstable_by_key(|(Physical { memory, start, .. }, ..)| (*memory, *start));
+            let mut open: Vec<&(Physical, usize, bool)> = Vec::new();
+            for access in &accesses {
+                let (physical, program, writes) = access;
+                open.retain(|(other, ..)| other.overlaps(physical));
+                if open.len() >= OPEN_MAX
+                    || open.iter().any(|(_, other, wrote)| other != program && (*writes || *wrote))
+                {
+                    return true;
+                }
+                open.push(access);
+            }
+        }
+        false
     }
 
     /// Runs the programs and looks at what they leave.
@@ -317,8 +361,8 @@ impl<'a, 'b> Execution<'a, 'b> {
     /// From now on the program comes after `moment`, and after all that was known then.
     fn learn(&mut self, program: usize, moment: Moment, known: &Knowledge) {
         let own = &mut self.programs[program].known;
-        if own[moment.program as usize] >= moment.tick {
-            // Whoever knows a moment knows what was known then.
+        if own.get(moment.program as usize).is_none_or(|known| *known >= moment.tick) {
+            // Whoever knows a moment knows what was known then; or nobody asks.
             return;
         }
         self.context.work += 1 + known.len() as u64 / CLOCK_ENTRIES_PER_WORK;

@@ -22,13 +22,14 @@ impl Moment {
 #[derive(Clone, Copy)]
 pub(super) struct Now<'a> {
     pub(super) moment: Moment,
-    /// For each program, the last tick that happened before.
+    /// For each program, the last tick that happened before; empty where no two programs touch the same bytes.
     pub(super) known: &'a [u32],
 }
 
 impl Now<'_> {
     pub(super) fn is_after(&self, moment: Moment) -> bool {
-        moment.program == self.moment.program || self.known[moment.program as usize] >= moment.tick
+        let known = self.known.get(moment.program as usize);
+        moment.program == self.moment.program || known.is_none_or(|known| *known >= moment.tick)
     }
 }
 
