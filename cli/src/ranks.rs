@@ -111,9 +111,9 @@ pub(crate) fn check_addresses(rank_count: usize, buffer_bytes: u64, left: Option
     )))
 }
 
-/// What the plans of one communicator can take: in the largest every rank has a step or an operand for each other one.
+/// What the plans of one communicator can take: in the largest every rank has four steps, or an operand, for each other one.
 pub(crate) fn plan_bytes_at_most(rank_count: usize) -> u64 {
-    const PAIR_BYTES: u64 = 320;
+    const PAIR_BYTES: u64 = 560;
     PAIR_BYTES * (rank_count as u64).pow(2)
 }
 
