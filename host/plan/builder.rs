@@ -94,7 +94,7 @@ pub enum PlanError {
         /// The algorithm that was asked for.
         algorithm: Algorithm,
     },
-    /// More channels than [`MAX_CHANNEL_COUNT`](super::MAX_CHANNEL_COUNT).
+    /// More channels than [`MAX_CHANNEL_COUNT`].
     TooManyChannels {
         /// How many were asked for.
         channel_count: usize,
