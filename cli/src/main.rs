@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advise;
 mod cluster;
 mod failure;
 mod guarded;
@@ -47,6 +48,7 @@ enum Command {
     Topo(topo::TopoArgs),
     Plan(plan::PlanArgs),
     Simulate(Box<simulate::SimulateArgs>),
+    Advise(advise::AdviseArgs),
     TrainCost(train_cost::TrainCostArgs),
     Ptx(ptx::PtxArgs),
 }
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Command::Topo(args) => topo::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::TrainCost(args) => train_cost::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };

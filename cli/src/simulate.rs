@@ -101,7 +101,7 @@ fn parse_software(text: &str) -> Result<Software, String> {
 }
 
 /// A slot of a simulated connection, and how many there are: NCCL's.
-const GEOMETRY: Geometry = Geometry { slot_bytes: 512 << 10, slots: 8 };
+pub(crate) const GEOMETRY: Geometry = Geometry { slot_bytes: 512 << 10, slots: 8 };
 
 /// Steps of a plan beyond which it is not simulated: they would take minutes.
 const STEPS_MAX: u64 = 40_000_000;
@@ -163,7 +163,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for &size in &sizes {
         for &algorithm in &algorithms {
-            let plan = plan(args, collective, algorithm, &cluster, size)?;
+            let plan = plan(collective, algorithm, &cluster, size, args.dtype.bytes() as u64)?;
             let result = simulate(&plan, &cluster, &settings);
             let simulated = result.map_err(|error| Failure::Failed(format!("{algorithm}: {error}")))?;
             if let Some(path) = &args.trace {
@@ -193,7 +193,7 @@ fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
 }
 
 /// Whether the machine does what the algorithm takes.
-fn runs(algorithm: Algorithm, cluster: &Cluster) -> bool {
+pub(crate) fn runs(algorithm: Algorithm, cluster: &Cluster) -> bool {
     match algorithm {
         Algorithm::Nvls => cluster.switched_route(0, true).is_some(),
         // All pairs, and each with all of the data: no use for many.
@@ -220,16 +220,15 @@ fn sizes(args: &SimulateArgs) -> Result<Vec<u64>, Failure> {
 }
 
 /// The plan for at most so many bytes, rounded down to whole elements for each rank.
-fn plan(
-    args: &SimulateArgs,
+pub(crate) fn plan(
     collective: Collective,
     algorithm: Algorithm,
     cluster: &Cluster,
     size: u64,
+    element_bytes: u64,
 ) -> Result<Plan, Failure> {
     let rank_count = cluster.rank_count();
     let blocks = if counts_blocks(collective) { rank_count as u64 } else { 1 };
-    let element_bytes = args.dtype.bytes() as u64;
     let count = size / element_bytes / blocks;
     let orders: Vec<Vec<Rank>> = if algorithm.takes_orders() && rank_count > 1 {
         cluster.ring_orders().into_iter().map(|order| order.into_iter().map(Rank).collect()).collect()

@@ -117,3 +117,19 @@ fn machines_and_link_classes_are_shown() {
     let presets = run_line("topo --presets").good().stdout;
     assert!(presets.lines().any(|line| line.starts_with("hgx-b200  ")), "{presets}");
 }
+
+#[test]
+fn advice_names_the_quickest_and_where_rings_and_trees_meet() {
+    let advice: Value = serde_json::from_str(&run_line("advise --topo v100-x4 --json").good().stdout).unwrap();
+    let rows = advice["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 25);
+    let row = |collective: &str, size: u64| {
+        rows.iter().find(|row| row["collective"] == collective && row["size_bytes"] == size).unwrap()
+    };
+    let quickest = |collective, size| row(collective, size)["candidates"][0]["algorithm"].as_str().unwrap();
+    assert_eq!((quickest("all_reduce", 1 << 10), quickest("all_reduce", 1 << 30)), ("one_shot", "ring"));
+    assert_eq!(row("all_reduce", 1 << 30)["nccl"]["algorithm"], "Ring");
+    let text = run_line("advise --topo v100-x4").good().stdout;
+    assert!(text.contains("rings and trees meet between "), "{text}");
+    run_line("advise").failed(2, &["expected --topo MACHINE"]);
+}

@@ -6,6 +6,7 @@
 //! network that reduces.
 
 use crate::plan::Collective;
+use crate::topology::{Cluster, CpuModel, LinkClass, NodeKind};
 
 /// NCCL's algorithms, as far as they are modelled here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,6 +125,65 @@ const TREE_CORRECTION: [[f64; 23]; 3] = [
 ];
 
 impl Graph {
+    /// About what NCCL's search would find on a cluster of GPUs: as many channels as each GPU has NVLinks, of the bandwidth of one;
+    /// one, of the narrowest way, where there are none; and between hosts one for each adapter. None where there is no GPU, or hosts have
+    /// different numbers of them.
+    pub fn of(cluster: &Cluster) -> Option<Graph> {
+        let ranks = cluster.hosts()[0].ranks;
+        let each = ranks[1] - ranks[0];
+        let alike = cluster.hosts().iter().all(|host| host.ranks[1] - host.ranks[0] == each);
+        let node = |id: usize| cluster.nodes()[cluster.node_of_rank(id).index()].kind;
+        let NodeKind::Gpu { compute_capability } = node(0) else { return None };
+        if !alike || each == 0 {
+            return None;
+        }
+        let first = cluster.node_of_rank(0);
+        let (mut nvlinks, mut nvlink_gb_per_s) = (0, 0.0);
+        let (mut adapters, mut adapter_gb_per_s) = (0, f64::INFINITY);
+        for link in cluster.links() {
+            let is_own = link.ends.contains(&first);
+            match link.class {
+                LinkClass::NvLink(_) if is_own => {
+                    nvlinks += link.count;
+                    nvlink_gb_per_s = link.bandwidth_gb_per_s / f64::from(link.count);
+                }
+                class if class.is_network() && cluster.nodes()[link.ends[0].index()].host == Some(0) => {
+                    adapters += 1;
+                    adapter_gb_per_s = adapter_gb_per_s.min(link.bandwidth_gb_per_s);
+                }
+                _ => {}
+            }
+        }
+        let narrowest = (1..each as usize).map(|rank| cluster.path(rank - 1, rank).bandwidth_gb_per_s);
+        let (channels, intra_gb_per_s, intra_link) = match nvlinks {
+            0 => (1, narrowest.fold(f64::INFINITY, f64::min), IntraLink::Pcie),
+            count => (count, nvlink_gb_per_s, IntraLink::NvLink),
+        };
+        let (channels, intra_gb_per_s, inter_gb_per_s) = match cluster.hosts().len() {
+            1 => (channels, intra_gb_per_s, intra_gb_per_s),
+            _ => (adapters, adapter_gb_per_s.min(intra_gb_per_s * f64::from(channels)), adapter_gb_per_s),
+        };
+        let generation = match compute_capability {
+            ..80 => Generation::Volta,
+            80..90 => Generation::Ampere,
+            90..100 => Generation::Hopper,
+            100.. => Generation::Blackwell,
+        };
+        let has_amd_cpu = cluster.nodes().iter().any(|node| node.kind == NodeKind::Cpu(CpuModel::Amd));
+        let node_count = cluster.hosts().len() as u32;
+        let rank_count = cluster.rank_count() as u32;
+        Some(Graph {
+            rank_count,
+            node_count,
+            channels,
+            intra_gb_per_s,
+            inter_gb_per_s,
+            generation,
+            intra_link,
+            has_amd_cpu,
+        })
+    }
+
     fn ranks_per_node(&self) -> f64 {
         f64::from(self.rank_count) / f64::from(self.node_count)
     }
@@ -430,6 +490,15 @@ mod tests {
         let graph = Graph { rank_count: 16, node_count: 2, generation: Generation::Hopper, ..DGX1 };
         let found = graph.estimate(Collective::AllReduce, NcclAlgorithm::Tree, Protocol::Ll).expect("it is offered");
         assert!((found.latency_us - (2.0 * 25.874_907 - 26.549_810)).abs() < 1e-4, "{found:?}");
+    }
+
+    #[test]
+    fn graphs_of_known_machines_are_what_the_search_finds_there() {
+        let graph = |text| Graph::of(&crate::topology::preset(text, None).expect("a machine"));
+        assert_eq!(graph("dgx1v"), Some(DGX1));
+        assert_eq!(graph("dgx-a100"), Some(DGX_A100));
+        assert_eq!(graph("dgx1v x64"), Some(FOUR_EDR));
+        assert_eq!(graph("cpu"), None);
     }
 
     #[test]
