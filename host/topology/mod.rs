@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+pub mod formats;
 mod link;
 mod path;
 mod presets;
