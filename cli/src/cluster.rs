@@ -4,14 +4,19 @@ use crate::failure::Failure;
 use crate::shown;
 use crate::topo::aligned;
 use serde::Serialize;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use tutti::plan::Collective;
-use tutti::topology::{Cluster, LINK_CLASSES, Network, PRESETS, preset};
+use tutti::topology::formats::{self, FormatError};
+use tutti::topology::{Cluster, LINK_CLASSES, Network, PRESETS, PresetError, preset};
 
 /// Which machines are meant.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClusterArgs {
-    /// A machine, or several of one kind, as in dgx1v or "dgx1v x64"; tutti topo --presets lists them
-    #[arg(long = "topo", value_name = "MACHINE")]
+    /// A machine, or several of one kind, as in dgx1v or "dgx1v x64" (tutti topo --presets lists them); or a file: NCCL's topology XML
+    /// or what nvidia-smi topo -m prints
+    #[arg(long = "topo", value_name = "MACHINE|FILE")]
     topo: Option<String>,
 
     /// The network between hosts: fdr, edr, hdr, ndr, ethernet100 and so on, as in tutti topo --links [default: the machine's]
@@ -29,7 +34,21 @@ impl ClusterArgs {
                 Failure::Usage(format!("--net {name}: expected a network, such as edr, hdr, ndr or ethernet100"))
             })?),
         };
-        preset(topo, network).map(Some).map_err(|error| Failure::Usage(format!("--topo: {error}")))
+        match preset(topo, network) {
+            Ok(cluster) => Ok(Some(cluster)),
+            Err(PresetError::Unknown { .. }) if Path::new(topo).is_file() => {
+                if network.is_some() {
+                    return Err(Failure::Usage(
+                        "--net: expected a machine by name, found a file of one host".to_owned(),
+                    ));
+                }
+                read(Path::new(topo)).map(Some)
+            }
+            Err(error @ PresetError::Unknown { .. }) => {
+                Err(Failure::Usage(format!("--topo: {error}; nor is there a file of that name")))
+            }
+            Err(error) => Err(Failure::Usage(format!("--topo: {error}"))),
+        }
     }
 
     /// The cluster, which must have been asked for.
@@ -38,6 +57,28 @@ impl ClusterArgs {
         let expected = || Failure::Usage(format!("expected --topo MACHINE, one of {}", names.join(", ")));
         self.cluster()?.ok_or_else(expected)
     }
+}
+
+/// The machine of a file; what was assumed is told on standard error.
+fn read(path: &Path) -> Result<Cluster, Failure> {
+    let cannot = |error| Failure::file("read", path, &error);
+    let file = File::open(path).map_err(cannot)?;
+    let mut bytes = Vec::new();
+    // A byte more than it may have, so that the reader sees that there are too many.
+    file.take(formats::TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let name = path.file_name().map_or_else(|| shown::shown(path).to_string(), |name| shown::shown(name).to_string());
+    let reading = formats::read(&name, &text).map_err(|error| {
+        // As compilers write it: FILE:LINE: reason.
+        Failure::Failed(match error {
+            FormatError::At { line, reason } => format!("{}:{line}: {reason}", shown::shown(path)),
+            error => format!("{}: {error}", shown::shown(path)),
+        })
+    })?;
+    for warning in &reading.warnings {
+        crate::warn(&format!("{}: {warning}", shown::shown(path)));
+    }
+    Ok(reading.cluster)
 }
 
 #[derive(Serialize)]

@@ -133,3 +133,21 @@ fn advice_names_the_quickest_and_where_rings_and_trees_meet() {
     assert!(text.contains("rings and trees meet between "), "{text}");
     run_line("advise").failed(2, &["expected --topo MACHINE"]);
 }
+
+#[test]
+fn a_file_is_a_machine_and_what_is_wrong_with_it_is_said_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let matrix = file("pair.txt", "GPU0 GPU1\nGPU0 X NV2\nGPU1 NV2 X\n");
+    let outcome = run(["topo", "--topo", &matrix]).good();
+    assert!(outcome.stdout.starts_with("pair.txt: 2 ranks on 1 host\n"), "{}", outcome.stdout);
+    assert!(outcome.stderr.contains("assumed V100"), "{}", outcome.stderr);
+    run(["simulate", "all_reduce", "--size", "1M", "--topo", &matrix]).good();
+    let wrong = file("wrong.xml", "<system version='1'>\n<cpu><pci/></cpu></system>");
+    run(["topo", "--topo", &wrong]).failed(1, &["wrong.xml:2: expected a busid"]);
+    run(["topo", "--topo", "no-such-machine"]).failed(2, &["there is no machine", "nor is there a file"]);
+}
