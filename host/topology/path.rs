@@ -320,6 +320,9 @@ impl Cluster {
                 0 => PathClass::NvLink,
                 _ => PathClass::NvLinkThroughGpu,
             }
+        } else if links().any(|link| matches!(link.class, LinkClass::CpuToCpu(_))) {
+            // Where processors are the ranks there is none in the middle.
+            PathClass::Processors
         } else {
             match (processors, count(&|kind| kind == NodeKind::PcieSwitch)) {
                 (0, 0 | 1) => PathClass::OneSwitch,

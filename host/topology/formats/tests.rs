@@ -136,6 +136,7 @@ fn the_smallest_file_has_cpus_for_ranks_and_a_warning_for_each_device() {
     let text = r#"<system version="1"><cpu numaid="0"><pci busid="0000:00:16.0"/></cpu><cpu numaid="1"/></system>"#;
     let reading = read("small", text).unwrap();
     assert_eq!(reading.cluster.rank_count(), 2);
+    assert_eq!(reading.cluster.path(0, 1).class, PathClass::Processors);
     assert!(mentions(&reading, "no class") && mentions(&reading, "Broadwell"));
 }
 
