@@ -14,8 +14,8 @@ use tutti::topology::{Cluster, LINK_CLASSES, Network, PRESETS, PresetError, pres
 /// Which machines are meant.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClusterArgs {
-    /// A machine, or several of one kind, as in dgx1v or "dgx1v x64" (tutti topo --presets lists them); or a file: NCCL's topology XML
-    /// or what nvidia-smi topo -m prints
+    /// A machine, or several of one kind, as in dgx1v or "dgx1v x64" (tutti topo --presets lists them); or a
+    /// file: NCCL's topology XML, or what nvidia-smi topo -m prints
     #[arg(long = "topo", value_name = "MACHINE|FILE")]
     topo: Option<String>,
 
