@@ -127,7 +127,7 @@ fn advice_names_the_quickest_and_where_rings_and_trees_meet() {
         rows.iter().find(|row| row["collective"] == collective && row["size_bytes"] == size).unwrap()
     };
     let quickest = |collective, size| row(collective, size)["candidates"][0]["algorithm"].as_str().unwrap();
-    assert_eq!((quickest("all_reduce", 1 << 10), quickest("all_reduce", 1 << 30)), ("one_shot", "ring"));
+    assert_eq!((quickest("all_reduce", 1 << 10), quickest("all_reduce", 1 << 30)), ("one_shot", "direct"));
     assert_eq!(row("all_reduce", 1 << 30)["nccl"]["algorithm"], "Ring");
     let text = run_line("advise --topo v100-x4").good().stdout;
     assert!(text.contains("rings and trees meet between "), "{text}");
